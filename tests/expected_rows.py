@@ -1,0 +1,124 @@
+"""The statistics that a tensor should have, computed the slow and obvious way.
+
+Everything here goes through float64 values or Python ints, never through the bits of a number format, so that it shares
+no idea with the code that it is the measure of. What inf and NaN mean for a complex number is told in number_format.h.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypedDict
+
+import numpy as np
+import torch
+
+
+class ExpectedRow(TypedDict):
+    """Magnitudes are ints for integer and bool tensors, floats for all others, NaN where no element has one."""
+
+    abs_min: int | float  # over the elements that are not NaN; an infinity counts as one
+    abs_max: int | float
+    finite_abs_max: int | float
+    nan_count: int
+    posinf_count: int
+    neginf_count: int
+    first_bad: tuple[int, ...] | None  # coordinates of the first element in memory order that is not finite
+    numel: int
+
+
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """Dimensions by falling stride, equal ones as they stand; those that only repeat (stride 0, size 1) are left out."""
+    real = [d for d in range(tensor.dim()) if tensor.stride()[d] != 0 and tensor.size(d) != 1]
+    return sorted(real, key=lambda d: -tensor.stride()[d])
+
+
+def coordinates(tensor: torch.Tensor, index: int) -> tuple[int, ...]:
+    """Where the element with this memory-order index is; 0 in the dimensions that only repeat."""
+    order = memory_order(tensor)
+    position = [0] * tensor.dim()
+    for dimension, coordinate in zip(order, np.unravel_index(index, [tensor.size(d) for d in order]), strict=True):
+        position[dimension] = int(coordinate)
+    return tuple(position)
+
+
+def first_in_memory(tensor: torch.Tensor, chosen: np.ndarray) -> tuple[int, ...] | None:
+    """Coordinates of the first True of `chosen`, a mask of the tensor's shape, in the tensor's memory order."""
+    if not chosen.any():
+        return None
+    order = memory_order(tensor)
+    repeats = [d for d in range(tensor.dim()) if d not in order]
+    once = chosen.transpose(repeats + order)[(0,) * len(repeats)]
+    return coordinates(tensor, int(np.argmax(once.reshape(-1))))
+
+
+def modulus(re: np.ndarray, im: np.ndarray) -> np.ndarray:
+    """sqrt(re**2 + im**2) of finite float64 parts, free of overflow and underflow on the way."""
+    _, exponent = np.frexp(np.maximum(np.abs(re), np.abs(im)))
+    re, im = np.ldexp(re, -exponent), np.ldexp(im, -exponent)
+    with np.errstate(over="ignore", under="ignore"):
+        result: np.ndarray = np.ldexp(np.sqrt(re * re + im * im), exponent)
+    return result
+
+
+def complex_magnitude(parts: np.ndarray, magnitude_type: type[np.floating]) -> np.ndarray:
+    """Modulus rounded to `magnitude_type`, at most its largest value unless a part is infinite; NaN if only a NaN is."""
+    re, im = parts[..., 0], parts[..., 1]
+    finite = np.isfinite(re) & np.isfinite(im)
+    exact = modulus(np.where(finite, re, 0.0), np.where(finite, im, 0.0))
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(magnitude_type).astype(np.float64)
+    saturated = np.minimum(rounded, float(np.finfo(magnitude_type).max))
+    infinite = np.isinf(re) | np.isinf(im)
+    return np.where(finite, saturated, np.where(infinite, np.inf, np.nan))
+
+
+def integer_row(tensor: torch.Tensor) -> ExpectedRow:
+    values = (tensor.view(torch.uint8) != 0).numpy() if tensor.dtype == torch.bool else tensor.numpy()
+    abs_min: int | float = math.nan
+    abs_max: int | float = math.nan
+    if values.size:
+        smallest, largest = int(values.min()), int(values.max())
+        abs_max = max(largest, -smallest)
+        sides = [values[values >= 0], values[values < 0]]
+        abs_min = min(min(abs(int(side.min())), abs(int(side.max()))) for side in sides if side.size)
+    return ExpectedRow(
+        abs_min=abs_min,
+        abs_max=abs_max,
+        finite_abs_max=abs_max,
+        nan_count=0,
+        posinf_count=0,
+        neginf_count=0,
+        first_bad=None,
+        numel=tensor.numel(),
+    )
+
+
+def expected_row(tensor: torch.Tensor) -> ExpectedRow:
+    """The row of one tensor of any dtype that overflowstat reads, in any layout; every logical element counts once."""
+    tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor.detach()
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return integer_row(tensor)
+    if tensor.is_complex():
+        plain = tensor.resolve_conj().resolve_neg()
+        parts = torch.view_as_real(plain).to(torch.float64).numpy()
+        magnitude_type = np.float64 if tensor.dtype == torch.complex128 else np.float32
+        magnitude = complex_magnitude(parts, magnitude_type)
+        nan = np.isnan(parts).any(axis=-1)
+        posinf = np.isinf(parts).any(axis=-1)  # an infinite complex number has no sign
+        neginf = np.zeros_like(posinf)
+    else:
+        values = tensor.to(torch.float64).numpy()
+        magnitude = np.abs(values)
+        nan, posinf, neginf = np.isnan(values), values == np.inf, values == -np.inf
+    with_magnitude = magnitude[~np.isnan(magnitude)]
+    finite = magnitude[np.isfinite(magnitude)]
+    return ExpectedRow(
+        abs_min=float(with_magnitude.min()) if with_magnitude.size else math.nan,
+        abs_max=float(with_magnitude.max()) if with_magnitude.size else math.nan,
+        finite_abs_max=float(finite.max()) if finite.size else math.nan,
+        nan_count=int(nan.sum()),
+        posinf_count=int(posinf.sum()),
+        neginf_count=int(neginf.sum()),
+        first_bad=first_in_memory(tensor, nan | posinf | neginf),
+        numel=tensor.numel(),
+    )
