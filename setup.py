@@ -40,17 +40,17 @@ class WriteBuildRecord(Command):
     """
 
     description = "write what was built, and why not more"
-    user_options = []
+    user_options: list[tuple[str, str | None, str]] = []
     editable_mode = False  # set by setuptools
 
     def initialize_options(self) -> None:
-        self.build_lib = None
+        self.build_lib: str | None = None
 
     def finalize_options(self) -> None:
         self.set_undefined_options("build_py", ("build_lib", "build_lib"))
 
     def _folder(self) -> Path:
-        return ROOT / "overflowstat" if self.editable_mode else Path(self.build_lib) / "overflowstat"
+        return (ROOT if self.editable_mode else Path(str(self.build_lib))) / "overflowstat"
 
     def run(self) -> None:
         self._folder().mkdir(parents=True, exist_ok=True)

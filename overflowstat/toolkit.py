@@ -377,9 +377,9 @@ def find_cuda_toolkit(environ: Mapping[str, str] = os.environ) -> tuple[CudaTool
     above nvcc, which may be a script that calls the real one.
     """
     for name in ("CUDA_HOME", "CUDA_PATH"):
-        if home := environ.get(name):
-            found = inspect_cuda_toolkit(Path(home))
-            return (found, "") if isinstance(found, CudaToolkit) else (None, f"{name}={home} {found}")
+        if named := environ.get(name):
+            found = inspect_cuda_toolkit(Path(named))
+            return (found, "") if isinstance(found, CudaToolkit) else (None, f"{name}={named} {found}")
     nvcc = shutil.which("nvcc", path=environ.get("PATH"))
     homes = [Path(nvcc).resolve().parents[1], Path(nvcc).parents[1]] if nvcc else []
     lacks = ""
