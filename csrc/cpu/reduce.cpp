@@ -1,0 +1,194 @@
+#include "reduce.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#define OVERFLOWSTAT_INLINE inline __attribute__((always_inline))
+
+namespace overflowstat::cpu {
+namespace {
+
+// A block is read twice where it holds something that is not finite, so it must still be in L1 (32 KB or more) then.
+constexpr int64_t kBlockBytes = 16 * 1024;
+// What one thread takes at a time. Below this a second thread costs more than it brings.
+constexpr int64_t kPieceBytes = 256 * 1024;
+
+template <class Element>
+OVERFLOWSTAT_INLINE Element load(const char* data, int64_t i) {
+  Element element;
+  memcpy(&element, data + i * static_cast<int64_t>(sizeof(Element)), sizeof(Element));
+  return element;
+}
+
+template <class F>
+OVERFLOWSTAT_INLINE void scan_block_with_non_finite(const char* data, int64_t count, uint64_t index, StatsRow& row) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto element = load<typename F::Element>(data, i);
+    const auto key = F::key(element);
+    if (key < F::kFirstNan) row.abs_min = std::min<uint64_t>(row.abs_min, key);
+    if (key < F::kFirstNonFinite) {
+      row.finite_abs_max = std::max<uint64_t>(row.finite_abs_max, key);
+    } else {
+      count_non_finite<F>(row, element, index + i);
+    }
+  }
+}
+
+// The loop that reads memory. Kept to an integer minimum and maximum, which compilers vectorise.
+template <class F>
+OVERFLOWSTAT_INLINE void scan_contiguous(const char* data, int64_t count, uint64_t index, StatsRow& row) {
+  using Element = typename F::Element;
+  using Key = typename F::Key;
+  constexpr int64_t kBlock = kBlockBytes / sizeof(Element);
+  row.numel += count;
+  for (int64_t start = 0; start < count; start += kBlock) {
+    const char* block = data + start * static_cast<int64_t>(sizeof(Element));
+    const int64_t n = std::min(kBlock, count - start);
+    Key smallest = static_cast<Key>(~Key{0}), largest = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const Key key = F::key(load<Element>(block, i));
+      smallest = key < smallest ? key : smallest;
+      largest = key > largest ? key : largest;
+    }
+    if (!F::kIsInteger && largest >= F::kFirstNonFinite) {
+      scan_block_with_non_finite<F>(block, n, index + start, row);
+    } else {
+      row.abs_min = std::min<uint64_t>(row.abs_min, smallest);
+      row.finite_abs_max = std::max<uint64_t>(row.finite_abs_max, largest);
+    }
+  }
+}
+
+// Walks elements [begin, end) of a tensor that is not dense, in memory order. Runs that are contiguous are scanned
+// where they lie; others are gathered into a block on the stack, never more than kBlockBytes of them.
+template <class F>
+OVERFLOWSTAT_INLINE void scan_strided(const char* data, const Layout& layout, int64_t begin, int64_t end, StatsRow& row) {
+  using Element = typename F::Element;
+  constexpr int64_t kSize = sizeof(Element);
+  constexpr int64_t kBlock = kBlockBytes / kSize;
+  const auto& dimensions = layout.dimensions;
+  const int64_t rank = static_cast<int64_t>(dimensions.size());
+  const Layout::Dimension inner = dimensions[rank - 1];
+
+  std::vector<int64_t> position(rank);
+  int64_t offset = 0;
+  for (int64_t d = rank - 1, rest = begin; d >= 0; --d) {
+    position[d] = rest % dimensions[d].size;
+    rest /= dimensions[d].size;
+    offset += position[d] * dimensions[d].stride;
+  }
+
+  alignas(64) char gathered[kBlockBytes];
+  int64_t held = 0;
+  for (int64_t at = begin; at < end;) {
+    const int64_t run = std::min(inner.size - position[rank - 1], end - at);
+    if (inner.stride == 1 && run * kSize >= 512) {
+      scan_contiguous<F>(gathered, held, at - held, row);
+      held = 0;
+      scan_contiguous<F>(data + offset * kSize, run, at, row);
+    } else {
+      for (int64_t i = 0; i < run; ++i) {
+        memcpy(gathered + held * kSize, data + (offset + i * inner.stride) * kSize, kSize);
+        if (++held == kBlock) {
+          scan_contiguous<F>(gathered, held, at + i + 1 - held, row);
+          held = 0;
+        }
+      }
+    }
+    at += run;
+    offset += run * inner.stride;
+    position[rank - 1] += run;
+    for (int64_t d = rank - 1; d > 0 && position[d] == dimensions[d].size; --d) {
+      offset += dimensions[d - 1].stride - dimensions[d].size * dimensions[d].stride;
+      position[d] = 0;
+      ++position[d - 1];
+    }
+  }
+  scan_contiguous<F>(gathered, held, end - held, row);
+}
+
+template <class F>
+OVERFLOWSTAT_INLINE void scan(const Tensor& tensor, int64_t begin, int64_t end, StatsRow& row) {
+  const char* data = static_cast<const char*>(tensor.data);
+  if (tensor.layout.is_dense()) {
+    scan_contiguous<F>(data + begin * static_cast<int64_t>(sizeof(typename F::Element)), end - begin, begin, row);
+  } else {
+    scan_strided<F>(data, tensor.layout, begin, end, row);
+  }
+}
+
+using Scan = void (*)(const Tensor&, int64_t begin, int64_t end, StatsRow&);
+
+template <class F>
+void scan_baseline(const Tensor& tensor, int64_t begin, int64_t end, StatsRow& row) {
+  scan<F>(tensor, begin, end, row);
+}
+
+// x86-64's baseline (SSE2) has no unsigned 16- and 32-bit minimum, AVX2 has; a wheel must run without it all the same.
+#if defined(__x86_64__)
+template <class F>
+__attribute__((target("avx2"))) void scan_avx2(const Tensor& tensor, int64_t begin, int64_t end, StatsRow& row) {
+  scan<F>(tensor, begin, end, row);
+}
+#endif
+
+Scan scan_for(Format format) {
+  return with_format(format, [](auto f) -> Scan {
+    using F = decltype(f);
+#if defined(__x86_64__)
+    static const bool has_avx2 = __builtin_cpu_supports("avx2");
+    if (has_avx2) return scan_avx2<F>;
+#endif
+    return scan_baseline<F>;
+  });
+}
+
+// The list cut into pieces, so that threads share one huge tensor as well as a thousand small ones.
+struct Piece {
+  size_t tensor;
+  int64_t begin, end;
+};
+
+void reduce_in_parallel(const Tensor* tensors, const std::vector<Piece>& pieces, StatsRow* rows) {
+  std::mutex rows_mutex;
+  at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end;) {
+      const size_t t = pieces[i].tensor;
+      const Scan scan = scan_for(tensors[t].format);
+      StatsRow row;
+      for (; i < end && pieces[i].tensor == t; ++i) scan(tensors[t], pieces[i].begin, pieces[i].end, row);
+      const std::lock_guard<std::mutex> lock(rows_mutex);
+      rows[t] = merge(rows[t], row);
+    }
+  });
+}
+
+}  // namespace
+
+void reduce(const Tensor* tensors, size_t count, StatsRow* rows) {
+  int64_t bytes = 0;
+  for (size_t t = 0; t < count; ++t) bytes += tensors[t].layout.count * element_size(tensors[t].format);
+  std::fill(rows, rows + count, StatsRow{});
+
+  if (bytes < 2 * kPieceBytes) {
+    for (size_t t = 0; t < count; ++t) {
+      if (tensors[t].layout.count > 0) scan_for(tensors[t].format)(tensors[t], 0, tensors[t].layout.count, rows[t]);
+    }
+    return;
+  }
+  std::vector<Piece> pieces;
+  pieces.reserve(bytes / kPieceBytes + count);
+  for (size_t t = 0; t < count; ++t) {
+    const int64_t step = kPieceBytes / element_size(tensors[t].format);
+    for (int64_t begin = 0; begin < tensors[t].layout.count; begin += step) {
+      pieces.push_back({t, begin, std::min(begin + step, tensors[t].layout.count)});
+    }
+  }
+  reduce_in_parallel(tensors, pieces, rows);
+}
+
+}  // namespace overflowstat::cpu

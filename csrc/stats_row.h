@@ -1,0 +1,53 @@
+// What one tensor's statistics are, and how those of two parts of a tensor make those of both.
+#pragma once
+
+#include <cstdint>
+
+#include "number_format.h"
+
+namespace overflowstat {
+
+// Magnitudes are keys of the tensor's number format. A default row is that of no elements, and merge's identity.
+struct StatsRow {
+  uint64_t abs_min = ~uint64_t{0};  // over the elements that have a magnitude: all that are not NaN
+  uint64_t finite_abs_max = 0;      // over the finite elements
+  uint64_t nan_count = 0;
+  uint64_t posinf_count = 0;
+  uint64_t neginf_count = 0;
+  uint64_t first_bad = ~uint64_t{0};  // memory-order index of the first element that is not finite (layout.h)
+  uint64_t numel = 0;
+};
+
+OVERFLOWSTAT_HOST_DEVICE inline StatsRow merge(const StatsRow& a, const StatsRow& b) {
+  StatsRow both;
+  both.abs_min = a.abs_min < b.abs_min ? a.abs_min : b.abs_min;
+  both.finite_abs_max = a.finite_abs_max > b.finite_abs_max ? a.finite_abs_max : b.finite_abs_max;
+  both.nan_count = a.nan_count + b.nan_count;
+  both.posinf_count = a.posinf_count + b.posinf_count;
+  both.neginf_count = a.neginf_count + b.neginf_count;
+  both.first_bad = a.first_bad < b.first_bad ? a.first_bad : b.first_bad;
+  both.numel = a.numel + b.numel;
+  return both;
+}
+
+// Counts one element that is not finite; extrema are the caller's.
+template <class F>
+OVERFLOWSTAT_HOST_DEVICE inline void count_non_finite(StatsRow& row, typename F::Element element, uint64_t index) {
+  row.nan_count += F::is_nan(element);
+  if (F::is_inf(element)) ++(F::is_negative(element) ? row.neginf_count : row.posinf_count);
+  if (index < row.first_bad) row.first_bad = index;
+}
+
+// The largest magnitude follows from the row: infinity where one was counted, else the largest finite one.
+// abs_min tells whether there is any magnitude at all, since every key of an element that has one is below
+// kFirstNan; an integer always has one.
+template <class F>
+bool has_magnitude(const StatsRow& row) {
+  return F::kIsInteger ? row.numel > 0 : row.abs_min < F::kFirstNan;
+}
+template <class F>
+bool has_finite(const StatsRow& row) {
+  return F::kIsInteger ? row.numel > 0 : row.abs_min < F::kFirstNonFinite;
+}
+
+}  // namespace overflowstat
