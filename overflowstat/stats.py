@@ -1,0 +1,160 @@
+"""The statistics of tensors: `tensor_stats` for people, `measure` for hooks."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from .layout import coordinates
+from .recorder import Recorder, make_recorder
+from .row import Row
+
+__all__ = ["READABLE_DTYPES", "TensorStats", "measure", "tensor_stats", "why_unreadable"]
+
+READABLE_DTYPES = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
+        *(torch.complex128, torch.complex64, torch.complex32),
+        *(torch.int64, torch.int32, torch.int16, torch.int8),
+        *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+        torch.bool,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStats:
+    """What one pass over a tensor tells.
+
+    Magnitudes are exact: Python ints for integer and bool tensors (True is 1), floats for all others. A complex element
+    counts by its modulus, rounded to float32 (complex128: float64) and saturating there, so that a finite element is
+    never an infinity.
+
+    Attributes:
+        abs_min: smallest magnitude over the elements that are not NaN, where an infinity counts as one; nan if there
+            is no such element (`numel` and the counts tell why).
+        abs_max: largest magnitude over the same elements.
+        finite_abs_max: largest magnitude over the finite elements; nan if there is none.
+        nan_count: elements that are NaN (complex: in either part).
+        posinf_count: elements that are +inf (complex: infinite in either part, which also wins over a NaN part).
+        neginf_count: elements that are -inf; 0 for complex ones.
+        first_bad: coordinates of the first element, in memory order, that is not finite; None if all are.
+        numel: elements of the tensor; those of an expanded view count as often as they are seen.
+        dtype: the tensor's.
+        shape: the tensor's, in elements.
+    """
+
+    abs_min: float | int
+    abs_max: float | int
+    finite_abs_max: float | int
+    nan_count: int
+    posinf_count: int
+    neginf_count: int
+    first_bad: tuple[int, ...] | None
+    numel: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def inf_count(self) -> int:
+        return self.posinf_count + self.neginf_count
+
+    @property
+    def has_nan(self) -> bool:
+        return self.nan_count > 0
+
+    @property
+    def has_inf(self) -> bool:
+        return self.inf_count > 0
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether any element is NaN or infinite."""
+        return self.has_nan or self.has_inf
+
+
+@overload
+def tensor_stats(x: Tensor, *, recorder: Recorder | None = None) -> TensorStats: ...
+@overload
+def tensor_stats(x: Sequence[Tensor], *, recorder: Recorder | None = None) -> list[TensorStats]: ...
+def tensor_stats(
+    x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = None
+) -> TensorStats | list[TensorStats]:
+    """Statistics of a tensor, or of each of a list of tensors.
+
+    Args:
+        x: tensors of any shape, dtype of `READABLE_DTYPES`, strides and device, mixed as they come.
+        recorder: what reads them; by default the native extension, or plain torch where it is not there.
+
+    Cost: one pass over the memory of each tensor, nothing copied; for a list one launch (more for tensors that are not
+    dense in memory) and one host sync a CUDA device.
+
+    Raises:
+        TypeError: `x` is no tensor or holds something that is none, or a tensor has no elements to read: another
+            dtype, a sparse or nested layout, the meta device. Nothing has been read then.
+    """
+    tensors = [x] if isinstance(x, Tensor) else x
+    if not isinstance(tensors, Sequence) or isinstance(tensors, (str, bytes)):
+        raise TypeError(f"x must be a tensor or a sequence of tensors, not {type(x).__name__}")
+    for i, tensor in enumerate(tensors):
+        name = "x" if isinstance(x, Tensor) else f"x[{i}]"
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+        if reason := why_unreadable(tensor):
+            raise TypeError(f"{name} cannot be read: {reason} (dtype {tensor.dtype}, shape {tuple(tensor.shape)})")
+    recorder = recorder or make_recorder()
+    with torch._C.DisableTorchFunctionSubclass():
+        stats = [_stats(t, row) for t, row in zip(tensors, recorder.read(tensors), strict=True)]
+    return stats[0] if isinstance(x, Tensor) else stats
+
+
+def measure(recorder: Recorder, tensors: Sequence[Tensor]) -> list[TensorStats | str]:
+    """As tensor_stats, for a hook: never raises; in the place of a tensor that cannot be read is what it is instead."""
+    reasons = [why_unreadable(t) for t in tensors]
+    stats = iter(_read(recorder, [t for t, reason in zip(tensors, reasons, strict=True) if not reason]))
+    return [reason or next(stats) for reason in reasons]
+
+
+def _read(recorder: Recorder, tensors: Sequence[Tensor]) -> list[TensorStats | str]:
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return [_stats(t, row) for t, row in zip(tensors, recorder.read(tensors), strict=True)]
+    except Exception as error:
+        # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
+        if len(tensors) == 1:
+            return [f"not read: {type(error).__name__}"]
+        return [stats for t in tensors for stats in _read(recorder, [t])]
+
+
+def why_unreadable(tensor: Tensor) -> str:
+    """What a tensor is that has no elements to read, in a word or two; empty for one that can be read."""
+    kind = type(tensor)
+    if is_lazy(tensor):
+        return "uninitialized"
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return kind.__name__
+    with torch._C.DisableTorchFunctionSubclass():
+        if tensor.is_nested:
+            return "nested"
+        if tensor.layout != torch.strided:
+            return _short(tensor.layout)
+        if tensor.device.type == "meta":
+            return "meta"
+        if tensor.dtype not in READABLE_DTYPES:
+            return _short(tensor.dtype)
+    return ""
+
+
+def _short(name: torch.dtype | torch.layout) -> str:
+    return str(name).removeprefix("torch.")
+
+
+def _stats(tensor: Tensor, row: Row) -> TensorStats:
+    shape = tuple(tensor.shape)
+    first_bad = None if row.first_bad is None else coordinates(row.first_bad, shape, tensor.stride())
+    return TensorStats(*row[:-1], first_bad, math.prod(shape), tensor.dtype, shape)
