@@ -1,0 +1,48 @@
+# make test | test-all | demo | bench | lint | format
+#
+# Uses the active virtual environment and the torch it has. Without one, makes .venv with the newest torch, or with
+#     make test TORCH=torch==2.13.0 VENV=.venv-cpu
+# and makes it anew when it is no longer what it should be. A conda environment: make test VIRTUAL_ENV=$CONDA_PREFIX
+
+SHELL := bash
+
+PYTHON ?= python3
+TORCH ?= torch
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+ENVIRONMENT := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(abspath $(VENV)))
+RUN := $(ENVIRONMENT)/bin/python
+INSTALL := VIRTUAL_ENV="$(VIRTUAL_ENV)" .ci/environment "$(ENVIRONMENT)" "$(PYTHON)" "$(TORCH)"
+CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+
+.PHONY: test test-all demo bench lint format
+
+test:
+	@$(INSTALL) test
+	$(RUN) -m pytest -q -m "not slow" $(PYTEST_ARGS)
+
+test-all:
+	@$(INSTALL) test
+	$(RUN) -m pytest -q $(PYTEST_ARGS)
+
+demo:
+	@$(INSTALL) ""
+	@$(RUN) -m overflowstat demo
+
+bench:
+	@$(INSTALL) ""
+	$(RUN) benchmarks/kernel.py
+
+lint:
+	@$(INSTALL) test,dev
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(ENVIRONMENT)/bin/clang-format --dry-run --Werror $(CXX_FILES)
+
+format:
+	@$(INSTALL) test,dev
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+	$(ENVIRONMENT)/bin/clang-format -i $(CXX_FILES)
