@@ -1,5 +1,20 @@
 """Find where a PyTorch model's numbers first go bad."""
 
-from .stats import TensorStats, tensor_stats
+from .native import require_torch
 
-__all__ = ["TensorStats", "tensor_stats"]
+require_torch()
+
+from .debug_utils import DebugUnderflowOverflow, detect_overflow  # noqa: E402
+from .errors import BatchLimitReached, NonFiniteError  # noqa: E402
+from .monitor import Monitor  # noqa: E402
+from .stats import TensorStats, tensor_stats  # noqa: E402
+
+__all__ = [
+    "BatchLimitReached",
+    "DebugUnderflowOverflow",
+    "Monitor",
+    "NonFiniteError",
+    "TensorStats",
+    "detect_overflow",
+    "tensor_stats",
+]

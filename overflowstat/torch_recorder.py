@@ -11,7 +11,7 @@ from torch import Tensor
 from .layout import memory_order
 from .row import Row
 
-__all__ = ["TorchRecorder", "slices"]
+__all__ = ["TorchRecorder", "count_at_least"]
 
 # Bounds the extra memory: a few temporaries of this many elements. On a CPU small enough for L2, so that the passes
 # after the first do not go to memory; elsewhere a launch costs more than a pass, so fewer and larger ones.
@@ -34,13 +34,20 @@ class TorchRecorder:
 
     def read(self, tensors: Sequence[Tensor]) -> list[Row]:
         with torch.no_grad():
-            parts = [[_Part(start, _measure(piece), piece.dtype) for start, piece in slices(t)] for t in tensors]
+            parts = [[_Part(start, _measure(piece), piece.dtype) for start, piece in _slices(t)] for t in tensors]
         measured = _fetch([part.measure for of_tensor in parts for part in of_tensor])
         values = iter(measured)
         return [
             _merge([(part, next(values)) for part in of_tensor], _repeat(t))
             for t, of_tensor in zip(tensors, parts, strict=True)
         ]
+
+
+def count_at_least(tensor: Tensor, threshold: float) -> int:
+    """Elements whose magnitude is `threshold` or more, infinities among them. Cost: a few passes, one host sync."""
+    with torch.no_grad():
+        counts = [(_magnitude(piece) >= threshold).sum() for _, piece in _slices(tensor)]
+    return _repeat(tensor) * int(torch.stack(counts).sum()) if counts else 0
 
 
 class _Part(NamedTuple):
@@ -54,7 +61,7 @@ def _repeat(tensor: Tensor) -> int:
     return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride == 0 and size)
 
 
-def slices(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _slices(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
     """(start, elements) of a tensor in memory order, a bounded number at a time, each element of an expanded view once."""
     if tensor.numel() == 0:
         return
@@ -111,6 +118,10 @@ def _bits(x: Tensor) -> Tensor:
 def _float(bits: int, dtype: torch.dtype) -> float:
     integer, real = ("<q", "<d") if dtype in (torch.float64, torch.complex128) else ("<i", "<f")
     return float(struct.unpack(real, struct.pack(integer, bits))[0])
+
+
+def _magnitude(x: Tensor) -> Tensor:
+    return _decompose(x)[0] if x.is_floating_point() or x.is_complex() else x.to(torch.float64).abs()
 
 
 def _integer_measure(x: Tensor) -> Tensor:

@@ -1,0 +1,30 @@
+"""What a monitor raises."""
+
+from .frames import Frame
+
+__all__ = ["BatchLimitReached", "MonitorWarning", "NonFiniteError"]
+
+
+class NonFiniteError(ValueError):
+    """A watched module met a NaN or an infinity.
+
+    Attributes:
+        batch_number: the batch it happened in, the first one being 0.
+        frames: the last module calls up to the bad one, in execution order.
+    """
+
+    def __init__(self, message: str, batch_number: int, frames: tuple[Frame, ...]) -> None:
+        super().__init__(message)
+        self.batch_number = batch_number
+        self.frames = frames
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, tuple[Frame, ...]]]:
+        return type(self), (str(self), self.batch_number, self.frames)
+
+
+class BatchLimitReached(ValueError):
+    """The batch named by `abort_after_batch_num` has finished."""
+
+
+class MonitorWarning(UserWarning):
+    """A monitor was used in a way that is hardly meant."""

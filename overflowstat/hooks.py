@@ -1,0 +1,61 @@
+"""The hooks that a monitor puts on modules, and what they do on copies of these modules."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+__all__ = ["ForwardHook", "RootEntryHook", "is_watched"]
+
+Callback = Callable[[nn.Module, str, object, object], None]
+
+
+class _Hook:
+    """A copy of a module, deep or pickled, takes the hooks along: there they do nothing, instead of dragging a copy of
+    the monitor with them."""
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _inert_hook, ()
+
+
+class ForwardHook(_Hook):
+    """Calls callback(module, name, args, output) after each forward of one module."""
+
+    def __init__(self, module: nn.Module, name: str, callback: Callback) -> None:
+        self._module = module
+        self._name = name
+        self._callback = callback
+
+    def __call__(self, module: nn.Module, args: object, output: object) -> None:
+        if module is self._module:
+            self._callback(module, self._name, args, output)
+        elif getattr(module, "_is_replica", False):
+            raise RuntimeError(
+                "overflowstat watches a model that nn.DataParallel has replicated: replicas come and go with every "
+                "forward and cannot be watched; use nn.parallel.DistributedDataParallel"
+            )
+
+
+
+class RootEntryHook(_Hook):
+    """Calls callback() before each forward of the root module."""
+
+    def __init__(self, root: nn.Module, callback: Callable[[], None]) -> None:
+        self._root = root
+        self._callback = callback
+
+    def __call__(self, module: nn.Module, args: object) -> None:
+        if module is self._root:
+            self._callback()
+
+
+def _inert_hook() -> Callable[..., None]:
+    return _ignore
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether any monitor has a hook on this module."""
+    return any(isinstance(hook, ForwardHook) for hook in module._forward_hooks.values())

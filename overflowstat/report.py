@@ -1,0 +1,122 @@
+"""The text of frames and reports: in the reference's format, byte for byte, and in ours."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from .frames import Frame, Line
+from .stats import TensorStats
+
+__all__ = ["OwnStyle", "ReferenceStyle", "Report", "Style", "notices", "stats_line"]
+
+# Two numbers of 8 columns and the blank between them.
+NUMBERS_WIDTH = 17
+COLUMN_HEADER = f"{'abs min':8} {'abs max':8} metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A detection: the frame that is bad, and the last frames up to it in execution order (it included, if any is)."""
+
+    batch_number: int
+    frames: tuple[Frame, ...]
+    bad: Frame
+
+
+class Style(Protocol):
+    """How things are worded: what is printed, and what exceptions say."""
+
+    def notices(self, frame: Frame) -> list[str]:
+        """Lines printed at once when a frame is bad, traced or not."""
+        ...
+
+    def frame(self, frame: Frame) -> str: ...
+
+    def report(self, report: Report) -> str: ...
+
+    def detected(self, report: Report) -> str:
+        """The text of the exception that a detection raises."""
+        ...
+
+    def aborted(self, batches: int, limit: int) -> str:
+        """The text of the exception that ends a run after `batches` batches, the last one being number `limit`."""
+        ...
+
+
+class ReferenceStyle:
+    """The words of transformers.debug_utils."""
+
+    def notices(self, frame: Frame) -> list[str]:
+        return [notice for line in frame.bad_lines for notice in notices(line.content, line.label)]
+
+    def frame(self, frame: Frame) -> str:
+        blank = " " * NUMBERS_WIDTH
+        lines = [f"{blank} {frame.module} {frame.class_name}"]
+        lines += [stats_line(line.content, line.label) for line in frame.lines]
+        if frame.starts_batch:
+            lines[:0] = [f"\n\n{blank} *** Starting batch number={frame.batch_number} ***", COLUMN_HEADER]
+        return "\n".join(lines)
+
+    def report(self, report: Report) -> str:
+        return "\n".join(
+            [
+                f"\nDetected inf/nan during batch_number={report.batch_number}",
+                f"Last {len(report.frames)} forward frames:",
+                COLUMN_HEADER,
+                "\n".join(self.frame(frame) for frame in report.frames),
+                "\n\n",
+            ]
+        )
+
+    def detected(self, report: Report) -> str:
+        return (
+            "DebugUnderflowOverflow: inf/nan detected, aborting as there is no point running further. "
+            "Please scroll up above this traceback to see the activation values prior to this event."
+        )
+
+    def aborted(self, batches: int, limit: int) -> str:
+        return f"DebugUnderflowOverflow: aborting after {batches} batches due to `abort_after_batch_num={limit}` arg"
+
+
+class OwnStyle(ReferenceStyle):
+    """The reference's frames, which people know how to read, under them one line that says what is bad where."""
+
+    def notices(self, frame: Frame) -> list[str]:
+        return []
+
+    def report(self, report: Report) -> str:
+        return super().report(report).rstrip("\n") + f"\n\n{self.detected(report)}\n"
+
+    def detected(self, report: Report) -> str:
+        bad = report.bad
+        line = bad.bad_lines[0]
+        assert isinstance(line.content, TensorStats)
+        where = f"{bad.module} ({bad.class_name})" if bad.module else f"the model itself ({bad.class_name})"
+        kinds = " and ".join(k for k, there in (("nan", line.content.has_nan), ("inf", line.content.has_inf)) if there)
+        return f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {_finding(line.label, line.content)}"
+
+    def aborted(self, batches: int, limit: int) -> str:
+        return f"overflowstat: stopped after {batches} batches, as abort_after_batch_num={limit} asks"
+
+
+def stats_line(content: TensorStats | str, label: str) -> str:
+    """A line of a frame. Both numbers are nan where the tensor holds one, as torch's min and max have it."""
+    if isinstance(content, TensorStats) and content.numel == 0:
+        content = "empty"
+    if isinstance(content, str):
+        return f"{content:>{NUMBERS_WIDTH}} {label}"
+    low, high = (float("nan"),) * 2 if content.has_nan else (content.abs_min, content.abs_max)
+    return f"{low:8.2e} {high:8.2e} {label}"
+
+
+def notices(content: TensorStats | str, label: str) -> list[str]:
+    if isinstance(content, str):
+        return []
+    return [f"{label} has {what}" for what, there in (("nans", content.has_nan), ("infs", content.has_inf)) if there]
+
+
+def _finding(label: str, stats: TensorStats) -> str:
+    """As "output: 3 of 262144 are +inf, first at [0, 17, 331]"."""
+    counts = [(stats.nan_count, "nan"), (stats.posinf_count, "+inf"), (stats.neginf_count, "-inf")]
+    found = [f"{count} of {stats.numel} {'is' if count == 1 else 'are'} {what}" for count, what in counts if count]
+    where = f", first at {list(stats.first_bad)}" if stats.first_bad else ""
+    return f"{label}: {', '.join(found)}{where}"

@@ -1,0 +1,43 @@
+"""Checks of arguments: each returns the value, or raises TypeError or ValueError naming argument and value."""
+
+from collections.abc import Collection
+from operator import index
+
+from torch import nn
+
+__all__ = ["check_batch_numbers", "check_count", "check_model"]
+
+
+def check_model(model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.DataParallel):
+            raise TypeError(
+                f"model{f'.{name}' if name else ''} is an nn.DataParallel, whose replicas come and go with every "
+                "forward and cannot be watched: use nn.parallel.DistributedDataParallel"
+            )
+    return model
+
+
+def check_count(name: str, value: object) -> int:
+    """A whole number, 0 or more. True and 1.0 are none."""
+    number = _whole(name, value)
+    if number < 0:
+        raise ValueError(f"{name}={value!r}: must be 0 or more")
+    return number
+
+
+def check_batch_numbers(name: str, value: object) -> Collection[int]:
+    """The very collection that was given, so that what is put into it later counts."""
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
+        raise TypeError(f"{name}={value!r}: must be a list of batch numbers, not {type(value).__name__}")
+    for number in value:
+        check_count(f"{name}: batch number", number)
+    return value
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}={value!r}: must be a whole number, not {type(value).__name__}")
+    return index(value)  # type: ignore[arg-type]
