@@ -15,6 +15,7 @@ from .recorder import RecorderName
 from .report import ReferenceStyle, notices, stats_line
 from .stats import tensor_stats
 from .torch_recorder import count_at_least
+from .validation import check_batch_numbers, check_optional_count
 
 __all__ = ["DebugOption", "DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"]
 
@@ -98,9 +99,17 @@ class DebugUnderflowOverflow:
     def trace_batch_nums(self) -> Collection[int]:
         return self._monitor.trace_batch_nums
 
+    @trace_batch_nums.setter
+    def trace_batch_nums(self, value: Collection[int]) -> None:
+        self._monitor.trace_batch_nums = check_batch_numbers("trace_batch_nums", value)
+
     @property
     def abort_after_batch_num(self) -> int | None:
         return self._monitor.abort_after_batch_num
+
+    @abort_after_batch_num.setter
+    def abort_after_batch_num(self, value: int | None) -> None:
+        self._monitor.abort_after_batch_num = check_optional_count("abort_after_batch_num", value)
 
     def remove(self) -> None:
         """Detach from the model; calling it again does nothing."""

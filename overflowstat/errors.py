@@ -1,8 +1,11 @@
-"""What a monitor raises."""
+"""What a monitor raises, and how it warns."""
+
+import sys
+import warnings
 
 from .frames import Frame
 
-__all__ = ["BatchLimitReached", "MonitorWarning", "NonFiniteError"]
+__all__ = ["BatchLimitReached", "MonitorWarning", "NonFiniteError", "warn_user"]
 
 
 class NonFiniteError(ValueError):
@@ -28,3 +31,11 @@ class BatchLimitReached(ValueError):
 
 class MonitorWarning(UserWarning):
     """A monitor was used in a way that is hardly meant."""
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line of the user's code that called into this package."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, MonitorWarning, stacklevel=depth)

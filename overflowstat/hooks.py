@@ -35,7 +35,6 @@ class ForwardHook(_Hook):
             )
 
 
-
 class RootEntryHook(_Hook):
     """Calls callback() before each forward of the root module."""
 

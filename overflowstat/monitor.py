@@ -1,7 +1,6 @@
 """Monitor: hooks on every module of a model, one frame a module call, a judgement of each."""
 
 import sys
-import warnings
 from collections import deque
 from collections.abc import Collection, Iterable
 from typing import NoReturn
@@ -9,14 +8,14 @@ from typing import NoReturn
 from torch import Tensor, nn
 
 from . import capture
-from .errors import BatchLimitReached, MonitorWarning, NonFiniteError
+from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frames import Frame, Line
 from .hooks import ForwardHook, RootEntryHook, is_watched
 from .recorder import RecorderName, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
 from .stats import measure
-from .validation import check_batch_numbers, check_count, check_model
+from .validation import check_batch_numbers, check_model, check_optional_count
 from .weights import WeightPass
 
 __all__ = ["Monitor"]
@@ -68,8 +67,8 @@ class Monitor:
     ) -> None:
         self.model = check_model(model)
         self.trace_batch_nums = check_batch_numbers("trace_batch_nums", trace_batch_nums)
-        self.abort_after_batch_num = _check_optional("abort_after_batch_num", abort_after_batch_num)
-        self.frames: deque[Frame] = deque(maxlen=_check_optional("max_frames_to_save", max_frames_to_save))
+        self.abort_after_batch_num = check_optional_count("abort_after_batch_num", abort_after_batch_num)
+        self.frames: deque[Frame] = deque(maxlen=check_optional_count("max_frames_to_save", max_frames_to_save))
         self.batch_number = 0
         self.total_calls = 0
         self.detected_overflow = False
@@ -77,14 +76,14 @@ class Monitor:
         self._style = style or OwnStyle()
         self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
         self._root_is_running = False
+        self._exception_before_root: BaseException | None = None
+        self._weights: WeightPass | None = None
         self._start_batch()
 
         if is_watched(model):
-            warnings.warn(
-                f"{type(model).__name__} is watched by another monitor already, so every tensor will be read once more; "
-                "call remove() on the first one if that is not meant",
-                MonitorWarning,
-                stacklevel=2,
+            warn_user(
+                f"{type(model).__name__} is watched by another monitor already, and every tensor will be read once "
+                "more; call remove() on the first one if that is not meant"
             )
         self._handles = [model.register_forward_pre_hook(RootEntryHook(model, self._before_root), prepend=True)]
         for name, module in model.named_modules():
@@ -107,7 +106,7 @@ class Monitor:
         self.remove()
 
     def _start_batch(self) -> None:
-        self._weights: WeightPass | None = None
+        self._weights = None
         self._batch_has_frames = False
         self._batch_has_raised = False
 
@@ -178,7 +177,3 @@ class Monitor:
         for sink in self._sinks:
             sink.report(report)
         raise NonFiniteError(self._style.detected(report), report.batch_number, report.frames)
-
-
-def _check_optional(name: str, value: object) -> int | None:
-    return None if value is None else check_count(name, value)

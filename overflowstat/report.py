@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from .frames import Frame, Line
+from .frames import Frame
 from .stats import TensorStats
 
 __all__ = ["OwnStyle", "ReferenceStyle", "Report", "Style", "notices", "stats_line"]
@@ -92,7 +92,8 @@ class OwnStyle(ReferenceStyle):
         assert isinstance(line.content, TensorStats)
         where = f"{bad.module} ({bad.class_name})" if bad.module else f"the model itself ({bad.class_name})"
         kinds = " and ".join(k for k, there in (("nan", line.content.has_nan), ("inf", line.content.has_inf)) if there)
-        return f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {_finding(line.label, line.content)}"
+        finding = _finding(line.label, line.content)
+        return f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {finding}"
 
     def aborted(self, batches: int, limit: int) -> str:
         return f"overflowstat: stopped after {batches} batches, as abort_after_batch_num={limit} asks"

@@ -82,9 +82,7 @@ class TensorStats:
 def tensor_stats(x: Tensor, *, recorder: Recorder | None = None) -> TensorStats: ...
 @overload
 def tensor_stats(x: Sequence[Tensor], *, recorder: Recorder | None = None) -> list[TensorStats]: ...
-def tensor_stats(
-    x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = None
-) -> TensorStats | list[TensorStats]:
+def tensor_stats(x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = None) -> TensorStats | list[TensorStats]:
     """Statistics of a tensor, or of each of a list of tensors.
 
     Args:

@@ -62,7 +62,7 @@ def _repeat(tensor: Tensor) -> int:
 
 
 def _slices(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(start, elements) of a tensor in memory order, a bounded number at a time, each element of an expanded view once."""
+    """(start, elements) in memory order, a bounded number at a time; those that an expanded view repeats only once."""
     if tensor.numel() == 0:
         return
     for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):

@@ -5,7 +5,7 @@ from operator import index
 
 from torch import nn
 
-__all__ = ["check_batch_numbers", "check_count", "check_model"]
+__all__ = ["check_batch_numbers", "check_count", "check_model", "check_optional_count"]
 
 
 def check_model(model: object) -> nn.Module:
@@ -28,6 +28,10 @@ def check_count(name: str, value: object) -> int:
     return number
 
 
+def check_optional_count(name: str, value: object) -> int | None:
+    return None if value is None else check_count(name, value)
+
+
 def check_batch_numbers(name: str, value: object) -> Collection[int]:
     """The very collection that was given, so that what is put into it later counts."""
     if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
@@ -38,6 +42,9 @@ def check_batch_numbers(name: str, value: object) -> Collection[int]:
 
 
 def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}={value!r}: must be a whole number, not {type(value).__name__}")
-    return index(value)  # type: ignore[arg-type]
+    try:
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise TypeError(f"{name}={value!r}: must be a whole number, not {type(value).__name__}")

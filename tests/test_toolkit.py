@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fake_toolkit import cuda_home, executable
 
 from overflowstat import toolkit
 from overflowstat.toolkit import BuildError, BuildRecord, CudaToolkit, Facts, Plan, Torch
@@ -231,23 +231,6 @@ def test_a_record_that_is_missing_or_unreadable_is_none(tmp_path: Path, text: st
     if text is not None:
         (tmp_path / toolkit.BUILD_RECORD).write_text(text)
     assert BuildRecord.load(tmp_path) is None
-
-
-def executable(path: Path, *lines: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-def cuda_home(home: Path, version: str = "12.4", architectures: str = "compute_90 compute_80 compute_100") -> Path:
-    """A folder that looks like a CUDA toolkit from outside; its nvcc only tells what it is."""
-    for file in (home / "include" / "cuda_runtime_api.h", home / "lib64" / "libcudart_static.a"):
-        file.parent.mkdir(parents=True)
-        file.touch()
-    told = f'case "$1" in --version) echo "Cuda compilation tools, release {version}, V{version}.1";;'
-    executable(home / "bin" / "nvcc", told, f"--list-gpu-arch) printf '%s\\n' {architectures};; *) exit 1;; esac")
-    return home
 
 
 def test_a_toolkit_tells_its_version_and_its_architectures_in_order(tmp_path: Path) -> None:
