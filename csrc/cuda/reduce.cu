@@ -1,0 +1,83 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <limits>
+
+#include "reduce.cuh"
+#include "reduce.h"
+
+namespace overflowstat::cuda {
+namespace {
+
+constexpr int kCachedDevices = 64;
+
+// How many blocks of a kernel the current device runs at once; asked once for each kernel and device.
+template <auto* kKernel>
+cudaError_t resident_blocks(int* blocks) {
+  static std::array<std::atomic<int>, kCachedDevices> cache{};
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  if (device < kCachedDevices && (*blocks = cache[device].load(std::memory_order_relaxed)) > 0) return cudaSuccess;
+  int multiprocessors = 0, blocks_each = 0;
+  error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_each, kKernel, kThreads, 0);
+  if (error != cudaSuccess) return error;
+  *blocks = std::max(1, multiprocessors * blocks_each);
+  if (device < kCachedDevices) cache[device].store(*blocks, std::memory_order_relaxed);
+  return cudaSuccess;
+}
+
+// Launches as many blocks as the device runs at once, but none beyond the first without one of `parts` to do.
+template <auto* kKernel, class... Arguments>
+cudaError_t launch(uint64_t parts, Stream stream, Arguments... arguments) {
+  int blocks = 0;
+  cudaError_t error = resident_blocks<kKernel>(&blocks);
+  if (error == cudaSuccess) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(std::clamp<uint64_t>(parts, 1, blocks)));
+    config.blockDim = dim3(kThreads);
+    config.stream = stream;
+    error = cudaLaunchKernelEx(&config, kKernel, arguments...);
+  }
+  if (error != cudaSuccess) cudaGetLastError();  // ours to report: another library's next check must not find it
+  return error;
+}
+
+}  // namespace
+
+uint64_t plan_chunks(DenseTensor* tensors, size_t count) {
+  uint64_t chunks = 0;
+  for (size_t t = 0; t < count; ++t) {
+    tensors[t].first_chunk = static_cast<uint32_t>(chunks);
+    const uint64_t chunk_elements = kChunkBytes / element_size(tensors[t].format);
+    chunks += tensors[t].numel / chunk_elements + (tensors[t].numel % chunk_elements != 0);
+  }
+  return chunks;
+}
+
+size_t workspace_bytes(size_t count) { return offsetof(Workspace, partials) + count * sizeof(Partial); }
+
+Error launch_dense(const DenseTensor* tensors, size_t count, uint64_t total_chunks, void* workspace, StatsRow* rows,
+                   Stream stream) {
+  constexpr uint64_t kMost = std::numeric_limits<uint32_t>::max();
+  if (count == 0) return cudaSuccess;
+  if (count > kMost || total_chunks > kMost) return cudaErrorInvalidValue;
+  return launch<&dense_kernel>(total_chunks, stream, tensors, static_cast<uint32_t>(count),
+                               static_cast<uint32_t>(total_chunks), static_cast<Workspace*>(workspace), rows);
+}
+
+Error launch_strided(const StridedTensor& tensor, void* workspace, StatsRow* row, Stream stream) {
+  const uint64_t blocks_worth = tensor.numel / kThreads + (tensor.numel % kThreads != 0);
+  return launch<&strided_kernel>(blocks_worth, stream, tensor, static_cast<Workspace*>(workspace), row);
+}
+
+Error wait(Stream stream) { return cudaStreamSynchronize(stream); }
+const char* error_name(Error error) { return cudaGetErrorName(static_cast<cudaError_t>(error)); }
+const char* error_text(Error error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+}  // namespace overflowstat::cuda
