@@ -104,7 +104,7 @@ def tensor_stats(x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = No
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
         if reason := why_unreadable(tensor):
-            raise TypeError(f"{name} cannot be read: {reason} (dtype {tensor.dtype}, shape {tuple(tensor.shape)})")
+            raise TypeError(f"{name} cannot be read, it is {reason}")
     recorder = recorder or make_recorder()
     with torch._C.DisableTorchFunctionSubclass():
         stats = [_stats(t, row) for t, row in zip(tensors, recorder.read(tensors), strict=True)]

@@ -164,10 +164,12 @@ def _modulus(parts: Tensor) -> Tensor:
     """Step for step csrc/number_format.h's `modulus`, so that both round alike."""
     parts = parts.abs()
     larger = parts.amax(-1)
-    exponent = torch.where(larger > 2.0**500, -600.0, torch.where(larger < 2.0**-500, 600.0, 0.0))
-    scaled = parts * torch.exp2(exponent).unsqueeze(-1)
+    scale = (
+        torch.ones_like(larger).masked_fill_(larger > 2.0**500, 2.0**-600).masked_fill_(larger < 2.0**-500, 2.0**600)
+    )
+    scaled = parts * scale.unsqueeze(-1)
     squares = scaled * scaled
-    return (squares[..., 0] + squares[..., 1]).sqrt() * torch.exp2(-exponent)
+    return (squares[..., 0] + squares[..., 1]).sqrt() / scale
 
 
 def _fetch(measures: list[Tensor]) -> list[list[int]]:
