@@ -1,0 +1,219 @@
+"""Runs csrc/cuda on the CPU: g++ compiles the sources that nvcc does, with tests/cuda_on_cpu in place of CUDA's headers."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from expected_rows import ExpectedRow, coordinates
+
+TESTS = Path(__file__).parent
+CSRC = TESTS.parent / "csrc"
+STANDIN = TESTS / "cuda_on_cpu"
+
+# In the order of `enum class Format` in number_format.h.
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+    torch.complex128,
+    torch.complex64,
+    torch.complex32,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint64,
+    torch.uint32,
+    torch.uint16,
+    torch.uint8,
+    torch.bool,
+]
+FORMATS = {dtype: number for number, dtype in enumerate(DTYPES)}
+
+COMMON_FLAGS = ["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-pthread"]
+# nvcc is told the same: a fused multiply-add would round a complex modulus otherwise than the CPU does.
+COMMON_FLAGS += ["-ffp-contract=off"]
+
+
+def compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+@dataclass(frozen=True)
+class Build:
+    """How the device code is compiled. Small blocks and chunks: little data then has many of both."""
+
+    threads: int = 64
+    chunk_bytes: int = 1024
+    flags: tuple[str, ...] = ("-O1",)
+    program: bool = False  # the program replay instead of a library for ctypes
+
+    def compile(self, cache: Path, csrc: Path = CSRC) -> Path:
+        """Compiles unless `cache` has the result for these very sources and flags. Raises with the compiler's output."""
+        cxx = compiler()
+        assert cxx is not None, "no C++ compiler"
+        source = STANDIN / ("replay.cpp" if self.program else "driver.cpp")
+        command = [cxx, *COMMON_FLAGS, *self.flags]
+        command += [] if self.program else ["-shared", "-fPIC"]
+        command += [f"-DOVERFLOWSTAT_CUDA_THREADS={self.threads}", f"-DOVERFLOWSTAT_CUDA_CHUNK_BYTES={self.chunk_bytes}"]
+        command += ["-I", str(STANDIN), "-I", str(csrc), str(source)]
+        digest = hashlib.sha256(" ".join(command).encode())
+        digest.update(subprocess.run([cxx, "--version"], capture_output=True, check=True).stdout)
+        for path in sorted([*csrc.rglob("*.h"), *csrc.rglob("*.cu*"), *STANDIN.iterdir()]):
+            digest.update(path.read_bytes())
+        target = cache / f"{'replay' if self.program else 'device'}-{digest.hexdigest()[:24]}"
+        if not target.exists():
+            partial = target.with_suffix(f".{os.getpid()}")
+            done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            partial.rename(target)
+        return target
+
+
+class Row(ctypes.Structure):
+    """StatsRow of csrc/stats_row.h."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in ("abs_min", "finite_abs_max", "nan_count", "posinf_count", "neginf_count", "first_bad", "numel")
+    ]
+    abs_min: int
+    finite_abs_max: int
+    nan_count: int
+    posinf_count: int
+    neginf_count: int
+    first_bad: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The elements of a tensor, contiguous in memory order, at an address of our choice."""
+
+    tensor: torch.Tensor
+    address: int
+    keep: object
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements in logical order, as they lie in a contiguous tensor."""
+    flat = tensor.contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+
+
+def place(tensor: torch.Tensor, offset: int) -> Placed:
+    """Copies a contiguous tensor to `offset` bytes past an address that is a multiple of 64."""
+    assert tensor.is_contiguous()
+    content = bytes_of(tensor)
+    buffer = ctypes.create_string_buffer(len(content) + offset + 64)
+    address = ctypes.addressof(buffer)
+    address += -address % 64 + offset
+    ctypes.memmove(address, content, len(content))
+    return Placed(tensor, address, buffer)
+
+
+class DeviceOnCpu:
+    """The launcher and kernels, on a device of `multiprocessors`, each of which runs one block."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+        self.library.key_value.restype = ctypes.c_double
+        self.library.key_value.argtypes = [ctypes.c_uint32, ctypes.c_uint64]
+        self.library.bytes_per_element.restype = ctypes.c_int64
+        self.library.count_chunks.restype = ctypes.c_uint64
+        self.library.count_chunks.argtypes = [ctypes.c_uint32, ctypes.c_uint64]
+        self.library.strided_offset.restype = ctypes.c_int64
+        self.library.strided_offset.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 2, ctypes.c_uint64]
+        self.library.run_dense.argtypes = [ctypes.c_uint64, *[ctypes.c_void_p] * 4]
+        self.library.run_strided.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_uint32,
+            ctypes.c_int64,
+            *[ctypes.c_void_p] * 4,
+        ]
+        self.set_machine()
+
+    def set_machine(self, multiprocessors: int = 3, lane_order: int = 0, workers: int = 1) -> None:
+        """lane_order: 0 rising, 1 falling, above that the seed of a shuffle. workers: blocks that run at once."""
+        self.library.set_machine(multiprocessors - 1, lane_order, workers)
+
+    def raw_rows(self, tensors: Sequence[torch.Tensor | Placed]) -> ctypes.Array[Row]:
+        """One dense launch; raises if it fails or leaves the workspace other than all zero."""
+        count = len(tensors)
+        data = (ctypes.c_void_p * count)()
+        formats = (ctypes.c_uint32 * count)()
+        numels = (ctypes.c_uint64 * count)()
+        for i, tensor in enumerate(tensors):
+            data[i] = tensor.address if isinstance(tensor, Placed) else tensor.data_ptr()
+            plain = tensor.tensor if isinstance(tensor, Placed) else tensor
+            formats[i], numels[i] = FORMATS[plain.dtype], plain.numel()
+        rows = (Row * count)()
+        error = self.library.run_dense(count, data, formats, numels, rows)
+        assert error == 0, f"launch_dense: {error}"
+        return rows
+
+    def rows(self, tensors: Sequence[torch.Tensor | Placed]) -> list[ExpectedRow]:
+        rows = self.raw_rows(tensors)
+        plain = [tensor.tensor if isinstance(tensor, Placed) else tensor for tensor in tensors]
+        return [self.values(tensor, row) for tensor, row in zip(plain, rows, strict=True)]
+
+    def strided_row(self, tensor: torch.Tensor, address: int | None = None) -> ExpectedRow:
+        row = Row()
+        repeat = ctypes.c_int64()
+        rank = tensor.dim()
+        sizes = (ctypes.c_int64 * rank)(*tensor.shape)
+        strides = (ctypes.c_int64 * rank)(*tensor.stride())
+        error = self.library.run_strided(
+            tensor.data_ptr() if address is None else address,
+            FORMATS[tensor.dtype],
+            rank,
+            sizes,
+            strides,
+            ctypes.byref(row),
+            ctypes.byref(repeat),
+        )
+        assert error == 0, f"launch_strided: {error}"
+        return self.values(tensor, row, repeat.value)
+
+    def values(self, tensor: torch.Tensor, row: Row, repeat: int = 1) -> ExpectedRow:
+        """What a row says of a tensor that shows each of the row's elements `repeat` times."""
+        number = FORMATS[tensor.dtype]
+        is_integer = not tensor.is_floating_point() and not tensor.is_complex()
+
+        def magnitude(key: int) -> int | float:
+            return key if is_integer else float(self.library.key_value(number, key))
+
+        has_magnitude = self.library.row_has_magnitude(number, ctypes.byref(row))
+        has_finite = self.library.row_has_finite(number, ctypes.byref(row))
+        finite_abs_max = magnitude(row.finite_abs_max) if has_finite else math.nan
+        return ExpectedRow(
+            abs_min=magnitude(row.abs_min) if has_magnitude else math.nan,
+            abs_max=math.inf if row.posinf_count + row.neginf_count else finite_abs_max,
+            finite_abs_max=finite_abs_max,
+            nan_count=row.nan_count * repeat,
+            posinf_count=row.posinf_count * repeat,
+            neginf_count=row.neginf_count * repeat,
+            first_bad=None if row.first_bad == 2**64 - 1 else coordinates(tensor, row.first_bad),
+            numel=row.numel * repeat,
+        )
+
+
+def same(a: ExpectedRow, b: ExpectedRow) -> bool:
+    """Equal in value and in kind (int or float), NaN as equal to NaN."""
+    return repr(a) == repr(b)
