@@ -46,8 +46,13 @@ class TorchRecorder:
 def count_at_least(tensor: Tensor, threshold: float) -> int:
     """Elements whose magnitude is `threshold` or more, infinities among them. Cost: a few passes, one host sync."""
     with torch.no_grad():
-        counts = [(_magnitude(piece) >= threshold).sum() for _, piece in _slices(tensor)]
+        counts = [(_any_magnitude(piece) >= threshold).sum() for _, piece in _slices(tensor)]
     return _repeat(tensor) * int(torch.stack(counts).sum()) if counts else 0
+
+
+def _any_magnitude(x: Tensor) -> Tensor:
+    """Also of integers, where float64 is near enough for a threshold."""
+    return _magnitude(x) if x.is_floating_point() or x.is_complex() else x.to(torch.float64).abs()
 
 
 class _Part(NamedTuple):
@@ -97,11 +102,12 @@ def _measure(x: Tensor) -> Tensor:
     """
     if not (x.is_floating_point() or x.is_complex()):
         return _integer_measure(x)
-    magnitude, nan, posinf, neginf = _decompose(x)
+    magnitude = _magnitude(x)
     if x.device.type == "cpu":  # a result is at hand there, so that finite slices need no counting
         smallest, largest = torch.aminmax(magnitude)
         if math.isfinite(largest):
             return torch.cat([_bits(torch.stack([smallest, largest])), torch.tensor([0, 0, 0, -1])])
+    nan, posinf, neginf = _specials(x)
     finite = magnitude < math.inf
     smallest = torch.where(finite, magnitude, math.inf).amin()
     largest = torch.where(finite, magnitude, -1.0).amax()
@@ -120,10 +126,6 @@ def _float(bits: int, dtype: torch.dtype) -> float:
     return float(struct.unpack(real, struct.pack(integer, bits))[0])
 
 
-def _magnitude(x: Tensor) -> Tensor:
-    return _decompose(x)[0] if x.is_floating_point() or x.is_complex() else x.to(torch.float64).abs()
-
-
 def _integer_measure(x: Tensor) -> Tensor:
     """As _measure. Magnitudes are kept negated, since -|x| fits where |x| does not; uint64 ones offset by 2**63."""
     if x.dtype == torch.uint64:
@@ -140,24 +142,32 @@ def _integer_measure(x: Tensor) -> Tensor:
     return torch.cat([torch.stack([smallest, largest]).to(torch.int64), none])
 
 
-def _decompose(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(magnitude, is NaN, is +inf, is -inf) of floating-point or complex elements.
+def _magnitude(x: Tensor) -> Tensor:
+    """In float64 for float64 and complex128, else in float32, which holds every narrower format exactly."""
+    if not x.is_complex():
+        return (x if x.dtype in (torch.float64, torch.float32) else x.to(torch.float32)).abs()
+    parts = _parts(x)
+    modulus = _modulus(parts)
+    if x.dtype != torch.complex128:
+        modulus = modulus.to(torch.float32)
+    # A finite number whose modulus is beyond the format is not an infinity.
+    modulus = modulus.clamp(max=torch.finfo(modulus.dtype).max)
+    nan, inf, _ = _specials(x)
+    return torch.where(inf, math.inf, torch.where(nan, math.nan, modulus))
 
-    Magnitudes are float64 for float64 and complex128, else float32, which holds every narrower format exactly.
-    """
+
+def _specials(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Which elements are NaN, +inf, -inf."""
     if not x.is_complex():
         wide = x if x.dtype in (torch.float64, torch.float32) else x.to(torch.float32)
-        return wide.abs(), wide.isnan(), wide == math.inf, wide == -math.inf
-    parts = torch.view_as_real(x.resolve_conj().resolve_neg()).to(torch.float64)
+        return wide.isnan(), wide == math.inf, wide == -math.inf
+    parts = _parts(x)
     inf = parts.isinf().any(-1)
-    nan = parts.isnan().any(-1)
-    magnitude = _modulus(parts)
-    if x.dtype != torch.complex128:
-        magnitude = magnitude.to(torch.float32)
-    # A finite number whose modulus is beyond the format is not an infinity.
-    magnitude = magnitude.clamp(max=torch.finfo(magnitude.dtype).max)
-    magnitude = torch.where(inf, math.inf, torch.where(nan, math.nan, magnitude))
-    return magnitude, nan, inf, torch.zeros_like(inf)
+    return parts.isnan().any(-1), inf, torch.zeros_like(inf)
+
+
+def _parts(x: Tensor) -> Tensor:
+    return torch.view_as_real(x.resolve_conj().resolve_neg()).to(torch.float64)
 
 
 def _modulus(parts: Tensor) -> Tensor:
