@@ -1,4 +1,4 @@
-"""Runs csrc/cuda on the CPU: g++ compiles the sources that nvcc does, with tests/cuda_on_cpu in place of CUDA's headers."""
+"""Runs csrc/cuda on the CPU: g++ compiles what nvcc compiles, with tests/cuda_on_cpu in place of CUDA's headers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
 from expected_rows import ExpectedRow, coordinates
 
 TESTS = Path(__file__).parent
@@ -52,7 +51,7 @@ COMMON_FLAGS += ["-ffp-contract=off"]
 
 
 def compiler() -> str | None:
-    return shutil.which(os.environ.get("CXX", "g++"))
+    return shutil.which("g++")
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,17 @@ class Build:
     program: bool = False  # the program replay instead of a library for ctypes
 
     def compile(self, cache: Path, csrc: Path = CSRC) -> Path:
-        """Compiles unless `cache` has the result for these very sources and flags. Raises with the compiler's output."""
+        """Compiles unless `cache` has the result for these sources and flags; raises with the compiler's output."""
         cxx = compiler()
         assert cxx is not None, "no C++ compiler"
         source = STANDIN / ("replay.cpp" if self.program else "driver.cpp")
         command = [cxx, *COMMON_FLAGS, *self.flags]
-        command += [] if self.program else ["-shared", "-fPIC"]
-        command += [f"-DOVERFLOWSTAT_CUDA_THREADS={self.threads}", f"-DOVERFLOWSTAT_CUDA_CHUNK_BYTES={self.chunk_bytes}"]
+        # Unique symbols would make libraries of different block sizes share one "shared memory" in this process.
+        command += [] if self.program else ["-shared", "-fPIC", "-fno-gnu-unique"]
+        command += [
+            f"-DOVERFLOWSTAT_CUDA_THREADS={self.threads}",
+            f"-DOVERFLOWSTAT_CUDA_CHUNK_BYTES={self.chunk_bytes}",
+        ]
         command += ["-I", str(STANDIN), "-I", str(csrc), str(source)]
         digest = hashlib.sha256(" ".join(command).encode())
         digest.update(subprocess.run([cxx, "--version"], capture_output=True, check=True).stdout)

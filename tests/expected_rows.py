@@ -27,7 +27,7 @@ class ExpectedRow(TypedDict):
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
-    """Dimensions by falling stride, equal ones as they stand; those that only repeat (stride 0, size 1) are left out."""
+    """Dimensions by falling stride, equal ones as they stand, without those that only repeat (stride 0, size 1)."""
     real = [d for d in range(tensor.dim()) if tensor.stride()[d] != 0 and tensor.size(d) != 1]
     return sorted(real, key=lambda d: -tensor.stride()[d])
 
@@ -61,7 +61,7 @@ def modulus(re: np.ndarray, im: np.ndarray) -> np.ndarray:
 
 
 def complex_magnitude(parts: np.ndarray, magnitude_type: type[np.floating]) -> np.ndarray:
-    """Modulus rounded to `magnitude_type`, at most its largest value unless a part is infinite; NaN if only a NaN is."""
+    """Modulus rounded to `magnitude_type`, where it saturates; inf where a part is infinite, else NaN where one is."""
     re, im = parts[..., 0], parts[..., 1]
     finite = np.isfinite(re) & np.isfinite(im)
     exact = modulus(np.where(finite, re, 0.0), np.where(finite, im, 0.0))
