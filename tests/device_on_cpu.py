@@ -18,6 +18,7 @@ from expected_rows import ExpectedRow, coordinates
 TESTS = Path(__file__).parent
 CSRC = TESTS.parent / "csrc"
 STANDIN = TESTS / "cuda_on_cpu"
+COMPILED = TESTS.parent / "build" / "cuda_on_cpu"  # kept from run to run, named by a hash of the sources
 
 # In the order of `enum class Format` in number_format.h.
 DTYPES = [
@@ -63,8 +64,8 @@ class Build:
     flags: tuple[str, ...] = ("-O1",)
     program: bool = False  # the program replay instead of a library for ctypes
 
-    def compile(self, cache: Path, csrc: Path = CSRC) -> Path:
-        """Compiles unless `cache` has the result for these sources and flags; raises with the compiler's output."""
+    def compile(self, csrc: Path = CSRC, folder: Path = COMPILED) -> Path:
+        """Compiles unless `folder` has the result for these sources and flags; raises with the compiler's output."""
         cxx = compiler()
         assert cxx is not None, "no C++ compiler"
         source = STANDIN / ("replay.cpp" if self.program else "driver.cpp")
@@ -80,7 +81,8 @@ class Build:
         digest.update(subprocess.run([cxx, "--version"], capture_output=True, check=True).stdout)
         for path in sorted([*csrc.rglob("*.h"), *csrc.rglob("*.cu*"), *STANDIN.iterdir()]):
             digest.update(path.read_bytes())
-        target = cache / f"{'replay' if self.program else 'device'}-{digest.hexdigest()[:24]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"{'replay' if self.program else 'device'}-{digest.hexdigest()[:24]}"
         if not target.exists():
             partial = target.with_suffix(f".{os.getpid()}")
             done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
