@@ -125,7 +125,8 @@ if plan.kind != "none":
         def finalize_options(self) -> None:
             super().finalize_options()
             # Kept for the next build also where setuptools would take a new folder every time (editable installs).
-            self.build_temp = str(ROOT / "build" / f"temp-{toolkit.python_tag()}-torch-{facts.torch.version}")
+            flavour = f"{toolkit.python_tag()}-torch-{facts.torch.version}-{plan.kind}"
+            self.build_temp = str(ROOT / "build" / f"temp-{flavour}")
 
         def run(self) -> None:
             try:

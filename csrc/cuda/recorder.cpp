@@ -80,7 +80,7 @@ Pending launch(DeviceState& state, c10::DeviceIndex device, std::vector<const So
     dense[i] = {source.data, static_cast<uint64_t>(source.layout->count), source.format, 0};
   }
   if (dense_count > 0) {
-    const uint32_t chunks = plan_chunks(dense, dense_count);
+    const uint64_t chunks = plan_chunks(dense, dense_count);
     check(launch_dense(dense, dense_count, chunks, state.workspace.data_ptr(), rows, stream), "launching the pass");
   }
   for (size_t i = dense_count; i < sources.size(); ++i) {
@@ -93,7 +93,7 @@ Pending launch(DeviceState& state, c10::DeviceIndex device, std::vector<const So
 }  // namespace
 
 void read(const std::vector<Source>& sources) {
-  // Never destroyed: CUDA may be gone before static destructors run.
+  // Not destroyed, since CUDA may be gone before static destructors run.
   static auto& mutex = *new std::mutex;
   static auto& states = *new std::map<c10::DeviceIndex, DeviceState>;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -101,11 +101,16 @@ void read(const std::vector<Source>& sources) {
   std::map<c10::DeviceIndex, std::vector<const Source*>> by_device;
   for (const Source& source : sources) by_device[source.device].push_back(&source);
 
-  std::vector<Pending> pending;
-  for (auto& [device, list] : by_device) pending.push_back(launch(states[device], device, std::move(list)));
-  for (const Pending& done : pending) {
-    check(wait(done.stream), "waiting for the pass");
-    for (size_t i = 0; i < done.sources.size(); ++i) *done.sources[i]->row = done.rows[i];
+  try {
+    std::vector<Pending> pending;
+    for (auto& [device, list] : by_device) pending.push_back(launch(states[device], device, std::move(list)));
+    for (const Pending& done : pending) {
+      check(wait(done.stream), "waiting for the pass");
+      for (size_t i = 0; i < done.sources.size(); ++i) *done.sources[i]->row = done.rows[i];
+    }
+  } catch (...) {
+    states.clear();  // a workspace that a launch has left half done is of no use to the next
+    throw;
   }
 }
 

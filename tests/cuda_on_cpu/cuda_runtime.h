@@ -207,6 +207,7 @@ inline void run_block(const Stacks& stacks, const std::function<void()>& body) {
   }
   block.host.block = &block;
   block.host.fiber.adopt_current();
+  current = &block.host;  // before there are fibers, which read it
   for (unsigned i = 0; i < size; ++i) {
     Thread& thread = block.threads[i];
     block.position[block.order[i]] = i;
@@ -216,7 +217,6 @@ inline void run_block(const Stacks& stacks, const std::function<void()>& body) {
     thread.thread_idx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
     thread.fiber.prepare(stacks[i], thread_entry);
   }
-  current = &block.host;
   give_turn_to(&block.threads[block.order[0]]);
   acquire(&block.host);
   for (unsigned i = 0; i < size; ++i) block.threads[i].fiber.destroy();
