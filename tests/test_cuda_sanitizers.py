@@ -140,7 +140,7 @@ MUTANTS = [
         "  __syncthreads();  // of_warp is free for the next tensor\n",
         "",
     ),
-    Mutant("no barrier before the ticket is read", "thread", "  __syncthreads();\n  if (last)", "  if (last)"),
+    Mutant("no barrier before the ticket is read", "thread", "  __syncthreads();\n  return last;", "  return last;"),
     Mutant(
         "a store in place of an atomic",
         "thread",
@@ -148,7 +148,7 @@ MUTANTS = [
         "total->not_abs_min = larger(total->not_abs_min, partial.not_abs_min);",
     ),
     Mutant("no fence before the ticket", "thread", "    __threadfence();\n    last =", "    last ="),
-    Mutant("no fence after the last ticket", "thread", "  if (last) __threadfence();\n", ""),
+    Mutant("no fence after the last ticket", "thread", "    __threadfence();\n  }", "  }"),
     Mutant(
         "a ticket reset by a store",
         "thread",
@@ -164,7 +164,7 @@ MUTANTS = [
         "repeated vectors counted again",
         "plain",
         "smaller<uint64_t>(count, i + Source::kInFlight * kThreads);",
-        "i + Source::kInFlight * kThreads;",
+        "smaller<uint64_t>(count + kThreads, i + Source::kInFlight * kThreads);",
     ),
     Mutant(
         "vectors from an unaligned start", "plain", "(kVectorBytes - past_vector) % kVectorBytes;", "past_vector * 0;"

@@ -364,15 +364,15 @@ __device__ inline void combine_block(Partial partial, Partial* total) {
 }
 
 // True in the block that comes here last; it then sees what all blocks have combined. Thread 0 did its block's atomics,
-// so thread 0 orders them before its ticket.
+// so it is thread 0 that orders them before its ticket, and after it what the others have; the barrier passes this on.
 __device__ inline bool is_last_block(Workspace* workspace) {
   __shared__ bool last;
   if (threadIdx.x == 0) {
     __threadfence();
     last = atomicAdd(&workspace->blocks_done, 1ull) == gridDim.x - 1;
+    __threadfence();
   }
   __syncthreads();
-  if (last) __threadfence();
   return last;
 }
 

@@ -83,6 +83,8 @@ struct Thread {
   unsigned index = 0, lane = 0;
   uint3 thread_idx{};
   bool done = false;
+  bool fenced = false;
+  std::vector<void*> observed;  // addresses of atomics since the last fence
 };
 
 struct Block {
@@ -260,9 +262,13 @@ T from_bits(uint64_t bits) {
   return value;
 }
 
-// Atomic, but unordered with everything else: CUDA's atomics are relaxed.
+// Atomic, but unordered with everything else: CUDA's atomics are relaxed. What a thread did before a fence is ordered
+// before what another does after its own, if the first then writes an atomic and the other first reads what was
+// written.
 template <class T, class Change>
 T change_atomically(T* address, Change change) {
+  if (current->fenced) release(address);
+  current->observed.push_back(address);
   T old = __atomic_load_n(address, __ATOMIC_RELAXED);
   while (!__atomic_compare_exchange_n(address, &old, change(old), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
@@ -295,9 +301,9 @@ T __shfl_xor_sync(unsigned mask, T value, int distance, CUDA_ON_CPU_SITE) {
 }
 
 inline void __threadfence() {
-  static char all_fences;
-  cuda_on_cpu::acquire(&all_fences);
-  cuda_on_cpu::release(&all_fences);
+  for (void* address : cuda_on_cpu::current->observed) cuda_on_cpu::acquire(address);
+  cuda_on_cpu::current->observed.clear();
+  cuda_on_cpu::current->fenced = true;
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 inline unsigned long long atomicMax(unsigned long long* address, unsigned long long value) {
