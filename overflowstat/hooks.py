@@ -1,10 +1,12 @@
 """The hooks that a monitor puts on modules, and what they do on copies of these modules."""
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 
 from torch import nn
 
-__all__ = ["ForwardHook", "RootEntryHook", "is_watched"]
+__all__ = ["ForwardHook", "RootEntryHook", "calls_in_progress", "is_watched"]
 
 Callback = Callable[[nn.Module, str, object, object], None]
 
@@ -58,3 +60,14 @@ def _ignore(*_: object) -> None:
 def is_watched(module: nn.Module) -> bool:
     """Whether any monitor has a hook on this module."""
     return any(isinstance(hook, ForwardHook) for hook in module._forward_hooks.values())
+
+
+def calls_in_progress(module: nn.Module) -> int:
+    """How many calls of this module the calling thread is in, as told by its stack."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module:
+            count += 1
+        frame = frame.f_back
+    return count

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from . import capture
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frames import Frame, Line
-from .hooks import ForwardHook, RootEntryHook, is_watched
+from .hooks import ForwardHook, RootEntryHook, calls_in_progress, is_watched
 from .recorder import RecorderName, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
@@ -75,8 +75,7 @@ class Monitor:
         self._recorder = make_recorder(recorder)
         self._style = style or OwnStyle()
         self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
-        self._root_is_running = False
-        self._exception_before_root: BaseException | None = None
+        self._root_calls: list[BaseException | None] = []  # the exception that was being handled when each began
         self._weights: WeightPass | None = None
         self._start_batch()
 
@@ -115,15 +114,17 @@ class Monitor:
         self._start_batch()
 
     def _before_root(self) -> None:
-        if self._root_is_running:  # a forward that was interrupted (KeyboardInterrupt) leaves without its hook
+        running = calls_in_progress(self.model) - 1
+        if running < len(
+            self._root_calls
+        ):  # a forward that was interrupted (KeyboardInterrupt) leaves without its hook
+            del self._root_calls[running:]
             self._end_batch()
-        self._root_is_running = True
-        self._exception_before_root = sys.exc_info()[1]
+        self._root_calls.append(sys.exc_info()[1])
 
     def _after_root(self, root: nn.Module, name: str, args: object, output: object) -> None:
-        self._root_is_running = False
         # Called because the forward raised, then in the handling of that exception; or else as any other hook.
-        if sys.exc_info()[1] is not self._exception_before_root:
+        if sys.exc_info()[1] is not self._root_calls.pop():
             self._end_batch()
             return
         frame = self._make_frame(root, name, args, output)
@@ -172,7 +173,7 @@ class Monitor:
         if self.batch_number == bad.batch_number:
             # The root's hook ends this batch; where the root is not running nothing else will.
             self._batch_has_raised = True
-            if not self._root_is_running:
+            if not self._root_calls:
                 self._end_batch()
         for sink in self._sinks:
             sink.report(report)

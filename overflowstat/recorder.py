@@ -6,6 +6,7 @@ A recorder takes any number of tensors and gives a `Row` for each. The two are i
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from . import native
@@ -28,7 +29,8 @@ class Recorder(Protocol):
 class NativeRecorder:
     """Reads with `overflowstat._C`: one pass over each tensor, all of a list in one launch a device.
 
-    Tensors on devices that the extension was not built for are passed on to plain torch.
+    Tensors on devices that the extension was not built for, and those inside torch.func's transforms, are passed on to
+    plain torch.
     """
 
     name = "native"
@@ -39,12 +41,16 @@ class NativeRecorder:
         self._elsewhere = TorchRecorder()
 
     def read(self, tensors: Sequence[Tensor]) -> list[Row]:
-        here = [t for t in tensors if t.device.type in self._devices]
-        rows = iter([Row._make(row) for row in self._extension.read(here)])
-        if len(here) == len(tensors):
+        here = [self._can_read(t) for t in tensors]
+        rows = map(Row._make, self._extension.read([t for t, can in zip(tensors, here, strict=True) if can]))
+        if all(here):
             return list(rows)
-        others = iter(self._elsewhere.read([t for t in tensors if t.device.type not in self._devices]))
-        return [next(rows if t.device.type in self._devices else others) for t in tensors]
+        others = iter(self._elsewhere.read([t for t, can in zip(tensors, here, strict=True) if not can]))
+        return [next(rows if can else others) for can in here]
+
+    def _can_read(self, tensor: Tensor) -> bool:
+        """Not what torch.func wraps, either: it has no memory of its own."""
+        return tensor.device.type in self._devices and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def make_recorder(name: RecorderName = "auto") -> Recorder:

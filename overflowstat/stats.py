@@ -1,7 +1,8 @@
 """The statistics of tensors: `tensor_stats` for people, `measure` for hooks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import overload
 
@@ -106,7 +107,7 @@ def tensor_stats(x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = No
         if reason := why_unreadable(tensor):
             raise TypeError(f"{name} cannot be read, it is {reason}")
     recorder = recorder or make_recorder()
-    with torch._C.DisableTorchFunctionSubclass():
+    with _apart_from_the_run():
         stats = [_stats(t, row) for t, row in zip(tensors, recorder.read(tensors), strict=True)]
     return stats[0] if isinstance(x, Tensor) else stats
 
@@ -120,13 +121,25 @@ def measure(recorder: Recorder, tensors: Sequence[Tensor]) -> list[TensorStats |
 
 def _read(recorder: Recorder, tensors: Sequence[Tensor]) -> list[TensorStats | str]:
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with _apart_from_the_run():
             return [_stats(t, row) for t, row in zip(tensors, recorder.read(tensors), strict=True)]
     except Exception as error:
         # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
         if len(tensors) == 1:
             return [f"not read: {type(error).__name__}"]
         return [stats for t in tensors for stats in _read(recorder, [t])]
+
+
+@contextmanager
+def _apart_from_the_run() -> Iterator[None]:
+    """Reading is no part of what the model does: not for a tensor subclass's own functions, not for torch.jit.trace."""
+    trace = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            yield
+    finally:
+        torch._C._set_tracing_state(trace)  # type: ignore[attr-defined]
 
 
 def why_unreadable(tensor: Tensor) -> str:

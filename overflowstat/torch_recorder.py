@@ -3,7 +3,7 @@
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,13 +34,9 @@ class TorchRecorder:
 
     def read(self, tensors: Sequence[Tensor]) -> list[Row]:
         with torch.no_grad():
-            parts = [[_Part(start, _measure(piece), piece.dtype) for start, piece in _slices(t)] for t in tensors]
-        measured = _fetch([part.measure for of_tensor in parts for part in of_tensor])
-        values = iter(measured)
-        return [
-            _merge([(part, next(values)) for part in of_tensor], _repeat(t))
-            for t, of_tensor in zip(tensors, parts, strict=True)
-        ]
+            parts = [[_Part(start, _measure(x)) for start, x in _slices(tensor)] for tensor in tensors]
+        _fetch([part for of_tensor in parts for part in of_tensor])
+        return [_merge(tensor, of_tensor) for tensor, of_tensor in zip(tensors, parts, strict=True)]
 
 
 def count_at_least(tensor: Tensor, threshold: float) -> int:
@@ -55,10 +51,10 @@ def _any_magnitude(x: Tensor) -> Tensor:
     return _magnitude(x) if x.is_floating_point() or x.is_complex() else x.to(torch.float64).abs()
 
 
-class _Part(NamedTuple):
+@dataclass(slots=True)
+class _Part:
     start: int  # memory-order index of the slice's first element, repeats apart
-    measure: Tensor
-    dtype: torch.dtype
+    measure: Tensor | list[int]  # what _measure gave, on its device until it is fetched
 
 
 def _repeat(tensor: Tensor) -> int:
@@ -94,27 +90,39 @@ def _split(tensor: Tensor, start: int, limit: int) -> Iterator[tuple[int, Tensor
             yield from _split(part[0] if inner > limit else part, start + begin * inner, limit)
 
 
-def _measure(x: Tensor) -> Tensor:
-    """int64 [smallest, largest finite, NaNs, +infs, -infs, index of the first bad element] of one slice, unfetched.
+def _measure(x: Tensor) -> Tensor | list[int]:
+    """[smallest, largest finite, NaNs, +infs, -infs, index of the first bad element] of one slice, int64.
 
     The first two are the bits of a float, or an int that orders as the magnitude falls (see _integer_measure); the
     largest finite one is that of -1.0 where nothing is finite, the index is -1 where all is.
     """
     if not (x.is_floating_point() or x.is_complex()):
-        return _integer_measure(x)
+        measure = _integer_measure(x)
+        return measure.tolist() if _results_are_at_hand(x.device) else measure
     magnitude = _magnitude(x)
-    if x.device.type == "cpu":  # a result is at hand there, so that finite slices need no counting
+    if _results_are_at_hand(x.device):
         smallest, largest = torch.aminmax(magnitude)
-        if math.isfinite(largest):
-            return torch.cat([_bits(torch.stack([smallest, largest])), torch.tensor([0, 0, 0, -1])])
+        if math.isfinite(largest):  # then nothing needs to be counted
+            return [*_bits(torch.stack([smallest, largest])).tolist(), 0, 0, 0, -1]
+        return _counted(x, magnitude).tolist()
+    return _counted(x, magnitude)
+
+
+def _counted(x: Tensor, magnitude: Tensor) -> Tensor:
     nan, posinf, neginf = _specials(x)
     finite = magnitude < math.inf
     smallest = torch.where(finite, magnitude, math.inf).amin()
     largest = torch.where(finite, magnitude, -1.0).amax()
-    bad = ~finite if not x.is_complex() else ~finite | nan
+    bad = ~finite | nan
     first = torch.where(bad.any(), bad.to(torch.uint8).argmax(), -1)
-    counts = torch.stack([mask.sum() for mask in (nan, posinf, neginf)] + [first])
+    counts = torch.stack([nan.sum(), posinf.sum(), neginf.sum(), first])
     return torch.cat([_bits(torch.stack([smallest, largest])), counts])
+
+
+def _results_are_at_hand(device: torch.device) -> bool:
+    """Whether fetching a result waits for nothing. Then it is fetched at once, since small results that stay where
+    large temporaries were would keep the C library from using that memory for the next."""
+    return device.type == "cpu"
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -174,51 +182,42 @@ def _modulus(parts: Tensor) -> Tensor:
     """Step for step csrc/number_format.h's `modulus`, so that both round alike."""
     parts = parts.abs()
     larger = parts.amax(-1)
-    scale = (
-        torch.ones_like(larger).masked_fill_(larger > 2.0**500, 2.0**-600).masked_fill_(larger < 2.0**-500, 2.0**600)
-    )
+    scale = torch.ones_like(larger)
+    scale.masked_fill_(larger > 2.0**500, 2.0**-600).masked_fill_(larger < 2.0**-500, 2.0**600)
     scaled = parts * scale.unsqueeze(-1)
     squares = scaled * scaled
     return (squares[..., 0] + squares[..., 1]).sqrt() / scale
 
 
-def _fetch(measures: list[Tensor]) -> list[list[int]]:
-    """The values of all measures; one host sync a device."""
-    by_device: dict[torch.device, list[int]] = {}
-    for i, measure in enumerate(measures):
-        by_device.setdefault(measure.device, []).append(i)
-    values: list[list[int]] = [[]] * len(measures)
-    for places in by_device.values():
-        for i, row in zip(places, torch.stack([measures[i] for i in places]).tolist(), strict=True):
-            values[i] = row
-    return values
+def _fetch(parts: Sequence[_Part]) -> None:
+    """Bring all measures to the host; one sync a device."""
+    by_device: dict[torch.device, list[_Part]] = {}
+    for part in parts:
+        if isinstance(part.measure, Tensor):
+            by_device.setdefault(part.measure.device, []).append(part)
+    for of_device in by_device.values():
+        measures = [part.measure for part in of_device if isinstance(part.measure, Tensor)]
+        for part, values in zip(of_device, torch.stack(measures).tolist(), strict=True):
+            part.measure = values
 
 
-def _merge(parts: list[tuple[_Part, list[int]]], repeat: int) -> Row:
+def _merge(tensor: Tensor, parts: Sequence[_Part]) -> Row:
     if not parts:
         return Row(math.nan, math.nan, math.nan, 0, 0, 0, None)
-    dtype = parts[0][0].dtype
-    smallest, largest, *_ = zip(*(row for _, row in parts), strict=True)
+    dtype, repeat = tensor.dtype, _repeat(tensor)
+    smallest, largest, *counts, first_of_part = zip(*(part.measure for part in parts), strict=True)
     if not (dtype.is_floating_point or dtype.is_complex):
         offset = _INT64_MIN if dtype == torch.uint64 else 0
         low, high = (_integer_magnitude(extreme, offset) for extreme in (max(smallest), min(largest)))
         return Row(low, high, high, 0, 0, 0, None)
-    nans, posinfs, neginfs = (repeat * sum(row[i] for _, row in parts) for i in (2, 3, 4))
+    nans, posinfs, neginfs = (repeat * sum(of_parts) for of_parts in counts)
     finite = [(low, high) for low, high in zip(smallest, largest, strict=True) if _float(high, dtype) >= 0]
     has_inf = posinfs + neginfs > 0
     # The bits of floats that are not negative order as the floats do.
     abs_min = _float(min(low for low, _ in finite), dtype) if finite else math.inf if has_inf else math.nan
     finite_abs_max = _float(max(high for _, high in finite), dtype) if finite else math.nan
-    first = next((part.start + row[5] for part, row in parts if row[5] >= 0), None)
-    return Row(
-        abs_min,
-        math.inf if has_inf else finite_abs_max,
-        finite_abs_max,
-        nans,
-        posinfs,
-        neginfs,
-        None if first is None else first * repeat,
-    )
+    first = next((repeat * (p.start + i) for p, i in zip(parts, first_of_part, strict=True) if i >= 0), None)
+    return Row(abs_min, math.inf if has_inf else finite_abs_max, finite_abs_max, nans, posinfs, neginfs, first)
 
 
 def _integer_magnitude(negated: int, offset: int) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .recorder import Recorder
 from .stats import TensorStats, measure
@@ -11,9 +12,21 @@ from .stats import TensorStats, measure
 __all__ = ["WeightPass"]
 
 
+class _State(NamedTuple):
+    """What differs after a write or a swap of `.data`.
+
+    An address would not do, since freed memory is soon used again; the weak reference keeps the storage's identity, and
+    not its memory.
+    """
+
+    version: int
+    storage: StorageWeakRef
+    offset: int
+
+
 class _Reading(NamedTuple):
     weight: Tensor  # held, so that its id is its own while this is
-    state: tuple[int | None, int]
+    state: _State
     stats: TensorStats
 
 
@@ -25,12 +38,14 @@ class WeightPass:
 
     def __init__(self, modules: Iterable[nn.Module], recorder: Recorder) -> None:
         weights = {id(p): p for m in modules for p in m.parameters(recurse=False)}
-        contents = measure(recorder, list(weights.values()))
+        # Others (inference tensors, wrappers without storage) could change unseen: they are read in their modules only.
+        known = [(p, state) for p in weights.values() if (state := _state(p)) is not None]
+        contents = measure(recorder, [p for p, _ in known])
         self._readings = {
             id(weight): _Reading(weight, state, content)
-            for weight, content in zip(weights.values(), contents, strict=True)
+            for (weight, state), content in zip(known, contents, strict=True)
             # A weight that has no numbers yet (lazy, offloaded) is looked at again in its module.
-            if isinstance(content, TensorStats) and (state := _state(weight)) is not None
+            if isinstance(content, TensorStats)
         }
 
     def find(self, weight: Tensor) -> TensorStats | None:
@@ -41,9 +56,9 @@ class WeightPass:
         return reading.stats
 
 
-def _state(weight: Tensor) -> tuple[int | None, int] | None:
-    """What differs after an in-place write (the version, which inference tensors lack) or a swap of `.data`."""
+def _state(weight: Tensor) -> _State | None:
     try:
-        return None if weight.is_inference() else weight._version, weight.data_ptr()
+        storage = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
+        return _State(weight._version, storage, int(weight.storage_offset()))
     except Exception:
         return None

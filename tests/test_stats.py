@@ -53,6 +53,10 @@ def from_bytes(data: bytes, dtype: torch.dtype, offset: int = 0) -> Tensor:
     return torch.from_numpy(buffer.numpy()[start : start + len(data)]).view(dtype) if data else torch.empty(0).to(dtype)
 
 
+def pieces(tensor: Tensor, size: int) -> list[Tensor]:
+    return list(torch.split(tensor, size))
+
+
 def assert_row(stats: TensorStats, tensor: Tensor) -> None:
     expected = expected_row(tensor)
     for field, value in expected.items():
@@ -63,7 +67,7 @@ def assert_row(stats: TensorStats, tensor: Tensor) -> None:
 
 
 def check(recorder: Recorder, *tensors: Tensor) -> None:
-    for stats, tensor in zip(tensor_stats(tensors, recorder=recorder), tensors, strict=True):
+    for stats, tensor in zip(tensor_stats(list(tensors), recorder=recorder), tensors, strict=True):
         assert_row(stats, tensor)
 
 
@@ -73,7 +77,7 @@ def check(recorder: Recorder, *tensors: Tensor) -> None:
 @pytest.mark.parametrize("dtype", EIGHT_BIT, ids=str)
 def test_every_8_bit_code_alone_and_all_together(recorder: Recorder, dtype: torch.dtype) -> None:
     every = from_codes(range(256), dtype)
-    check(recorder, every, *every.split(1))
+    check(recorder, every, *pieces(every, 1))
 
 
 @torch_is_slow
@@ -81,7 +85,7 @@ def test_every_8_bit_code_alone_and_all_together(recorder: Recorder, dtype: torc
 def test_every_16_bit_code_alone(recorder: Recorder, dtype: torch.dtype) -> None:
     """A row is checked field by field as whole columns: 65 536 calls of expected_row would take minutes."""
     every = from_codes(range(65536), dtype)
-    rows = tensor_stats(every.split(1), recorder=recorder)
+    rows = tensor_stats(pieces(every, 1), recorder=recorder)
     value = every.to(torch.float64)
     magnitude = value.abs()
     for field, column in {
@@ -101,7 +105,7 @@ def test_every_16_bit_code_alone(recorder: Recorder, dtype: torch.dtype) -> None
 def test_all_16_bit_codes_together(recorder: Recorder, dtype: torch.dtype) -> None:
     every = from_codes(range(65536), dtype)
     backwards = from_codes(range(65535, -1, -1), dtype)
-    check(recorder, every, backwards, *every.split(4096))
+    check(recorder, every, backwards, *pieces(every, 4096))
 
 
 # special values of the wide ones
@@ -134,7 +138,7 @@ FLOAT32_CODES = {
 )
 def test_special_values(recorder: Recorder, dtype: torch.dtype, codes: list[int]) -> None:
     alone = from_codes(codes, dtype)
-    check(recorder, alone, *alone.split(1), torch.cat([torch.linspace(-3, 3, 1000).to(dtype), alone]))
+    check(recorder, alone, *pieces(alone, 1), torch.cat([torch.linspace(-3, 3, 1000).to(dtype), alone]))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8], ids=str)
@@ -166,7 +170,7 @@ def test_complex_elements_count_by_their_modulus(recorder: Recorder, dtype: torc
     tiny = torch.finfo(real).smallest_normal * torch.finfo(real).eps  # the smallest subnormal
     parts = [3, top, tiny, 0, -1.5, math.inf, -math.inf, math.nan]
     every = torch.view_as_complex(torch.tensor([[re, im] for re in parts for im in parts], dtype=real))
-    check(recorder, every, *every.split(1), every[torch.isfinite(torch.view_as_real(every)).all(-1)])
+    check(recorder, every, *pieces(every, 1), every[torch.isfinite(torch.view_as_real(every)).all(-1)])
 
 
 def test_a_finite_complex_number_whose_modulus_overflows_is_no_infinity(recorder: Recorder) -> None:

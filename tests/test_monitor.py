@@ -1,0 +1,200 @@
+"""What Monitor adds to the drop-in: frames as data, its own words, sinks."""
+
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from overflowstat import BatchLimitReached, Monitor, NonFiniteError, TensorStats, tensor_stats
+from overflowstat.frames import Frame
+from overflowstat.recorder import RecorderName
+from overflowstat.report import Report
+
+
+class Scale(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Keeps:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[Frame, bool]] = []
+        self.reports: list[Report] = []
+
+    def frame(self, frame: Frame, traced: bool) -> None:
+        self.frames.append((frame, traced))
+
+    def report(self, report: Report) -> None:
+        self.reports.append(report)
+
+
+def overflowing() -> nn.Sequential:
+    return nn.Sequential(Scale(100.0), Scale(100.0), nn.Identity()).half()
+
+
+X = torch.tensor([[1.0, -2.0, 7.0], [0.0, 3.0, -8.0]], dtype=torch.float16)
+
+
+def test_an_error_tells_batch_and_frames(recorder_name: RecorderName) -> None:
+    model = overflowing()
+    with Monitor(model, recorder=recorder_name, sinks=[]) as monitor:
+        model(X / 10)
+        with pytest.raises(NonFiniteError) as raised:
+            model(X)
+    error = raised.value
+    assert isinstance(error, ValueError) and error.batch_number == 1
+    assert [frame.module for frame in error.frames] == ["0", "1", "2", "", "0", "1"]
+    bad = error.frames[-1]
+    assert [line.label for line in bad.lines] == ["factor", "input[0]", "output"]
+    # 700 * 100 and -800 * 100 are beyond 65504; 300 * 100 is the largest that is not.
+    assert bad.lines[2].content == TensorStats(
+        abs_min=0.0,
+        abs_max=float("inf"),
+        finite_abs_max=30000.0,
+        nan_count=0,
+        posinf_count=1,
+        neginf_count=1,
+        first_bad=(0, 2),
+        numel=6,
+        dtype=torch.float16,
+        shape=(2, 3),
+    )
+    assert str(error) == (
+        "overflowstat: inf in batch 1, first in 1 (Scale), output: 1 of 6 is +inf, 1 of 6 is -inf, first at [0, 2]"
+    )
+    assert monitor.batch_number == 2 and not monitor.frames
+
+
+def test_an_error_can_be_pickled(recorder_name: RecorderName) -> None:
+    model = overflowing()
+    Monitor(model, recorder=recorder_name, sinks=[])
+    with pytest.raises(NonFiniteError) as raised:
+        model(X)
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert (str(copy), copy.batch_number, copy.frames) == (str(raised.value), 0, raised.value.frames)
+
+
+def test_the_report_is_the_frames_and_what_is_bad(
+    recorder_name: RecorderName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Sequential(nn.Identity())
+    Monitor(model, recorder=recorder_name)
+    with pytest.raises(NonFiniteError):
+        model(torch.tensor(float("nan")))
+    assert capsys.readouterr().out == (
+        "\nDetected inf/nan during batch_number=0\nLast 1 forward frames:\nabs min  abs max  metadata\n"
+        "\n\n                  *** Starting batch number=0 ***\nabs min  abs max  metadata\n"
+        "                  0 Identity\n     nan      nan input[0]\n     nan      nan output\n\n"
+        "overflowstat: nan in batch 0, first in 0 (Identity), input[0]: 1 of 1 is nan\n\n"
+    )
+
+
+def test_a_bad_value_of_the_root_is_said_to_be_the_models_own(recorder_name: RecorderName) -> None:
+    model = Scale(float("inf"))
+    Monitor(model, recorder=recorder_name, sinks=[])
+    with pytest.raises(NonFiniteError, match=r"first in the model itself \(Scale\), factor: 1 of 1 is \+inf"):
+        model(torch.ones(2))
+
+
+def test_sinks_get_every_frame_and_each_detection_once(recorder_name: RecorderName) -> None:
+    model, sink = overflowing(), Keeps()
+    Monitor(model, recorder=recorder_name, sinks=[sink], trace_batch_nums={1})
+    model(X / 10)
+    model(X)  # traced, so not judged
+    with pytest.raises(NonFiniteError) as raised:
+        model(X)
+    assert [(f.batch_number, f.module, traced) for f, traced in sink.frames] == [
+        *((0, name, False) for name in ("0", "1", "2", "")),
+        *((1, name, True) for name in ("0", "1", "2", "")),
+        *((2, name, False) for name in ("0", "1")),
+    ]
+    (report,) = sink.reports
+    assert report.frames == raised.value.frames and report.bad is report.frames[-1]
+    assert [frame.starts_batch for frame in report.frames] == [True, False]
+
+
+def test_no_frame_is_kept_of_max_frames_0_and_the_error_still_says_what_is_bad(recorder_name: RecorderName) -> None:
+    model = overflowing()
+    Monitor(model, recorder=recorder_name, sinks=[], max_frames_to_save=0)
+    with pytest.raises(NonFiniteError, match=r"first in 1 \(Scale\)") as raised:
+        model(X)
+    assert raised.value.frames == ()
+
+
+def test_a_run_ends_after_the_batch_named(recorder_name: RecorderName) -> None:
+    model = nn.Sequential(nn.Identity())
+    Monitor(model, recorder=recorder_name, abort_after_batch_num=1)
+    model(X)
+    with pytest.raises(BatchLimitReached, match="stopped after 2 batches, as abort_after_batch_num=1 asks"):
+        model(X)
+
+
+def test_an_interrupted_forward_is_a_batch_that_has_ended(recorder_name: RecorderName) -> None:
+    """A KeyboardInterrupt, as in a notebook, leaves a forward without any hook being called."""
+
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    model, sink = nn.Sequential(nn.Identity(), nn.Identity()), Keeps()
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    model[1] = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        model(X)
+    model[1] = nn.Identity()
+    model(X)
+    assert [(f.batch_number, f.starts_batch) for f, _ in sink.frames] == [(0, True), (1, True), (1, False)]
+
+
+def test_a_root_that_calls_itself_ends_a_batch_with_each_call(recorder_name: RecorderName) -> None:
+    class Tree(nn.Module):
+        def forward(self, x: Tensor, depth: int) -> Tensor:
+            y: Tensor = x if depth == 0 else self(x, depth - 1)
+            return y
+
+    model, sink = Tree(), Keeps()
+    monitor = Monitor(model, recorder=recorder_name, sinks=[sink])
+    model(X, 2)
+    assert [f.batch_number for f, _ in sink.frames] == [0, 1, 2] and monitor.batch_number == 3
+    with pytest.raises(TypeError):
+        model(X, None)
+    assert monitor.batch_number == 4
+
+
+def test_a_forward_called_while_an_exception_is_handled_is_a_batch_like_any_other(recorder_name: RecorderName) -> None:
+    model, sink = nn.Sequential(nn.Identity()), Keeps()
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    try:
+        raise KeyError("the user's own")
+    except KeyError:
+        model(X)
+    assert [frame.module for frame, _ in sink.frames] == ["0", ""]
+
+
+def test_weights_are_read_together_once_a_batch(recorder_name: RecorderName, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    monitor = Monitor(model, recorder=recorder_name, sinks=[])
+    reads: list[list[int]] = []
+    read = monitor._recorder.read
+
+    def counted(tensors):  # type: ignore[no-untyped-def]
+        reads.append([t.data_ptr() for t in tensors])
+        return read(tensors)
+
+    monkeypatch.setattr(monitor._recorder, "read", counted)
+    model(torch.ones(2, 3))
+    weights = list(dict.fromkeys(p.data_ptr() for p in model.parameters()))
+    assert reads[0] == weights and len(weights) == 5
+    assert len(reads) == 1 + 4 and not any(set(weights) & set(read) for read in reads[1:])
+    for frame in list(monitor.frames)[:3]:
+        parameters = dict(model.get_submodule(frame.module).named_parameters())
+        assert [line.label for line in frame.lines[:2]] == ["weight", "bias"]
+        assert [line.content for line in frame.lines[:2]] == tensor_stats(list(parameters.values()))
