@@ -22,11 +22,11 @@ py::tuple to_row(const overflowstat::Reading& reading) {
     };
     const bool has_inf = row.posinf_count + row.neginf_count > 0;
     const bool has_bad = has_inf || row.nan_count > 0;
-    return py::make_tuple(magnitude(row.abs_min, overflowstat::has_magnitude<F>(row)),
-                          magnitude(has_inf ? F::kFirstNonFinite : row.finite_abs_max, overflowstat::has_magnitude<F>(row)),
-                          magnitude(row.finite_abs_max, overflowstat::has_finite<F>(row)), row.nan_count,
-                          row.posinf_count, row.neginf_count,
-                          has_bad ? py::object(py::int_(row.first_bad)) : py::object(py::none()));
+    return py::make_tuple(
+        magnitude(row.abs_min, overflowstat::has_magnitude<F>(row)),
+        magnitude(has_inf ? F::kFirstNonFinite : row.finite_abs_max, overflowstat::has_magnitude<F>(row)),
+        magnitude(row.finite_abs_max, overflowstat::has_finite<F>(row)), row.nan_count, row.posinf_count,
+        row.neginf_count, has_bad ? py::object(py::int_(row.first_bad)) : py::object(py::none()));
   });
 }
 

@@ -76,10 +76,10 @@ struct SignedFloat {
   static constexpr Format kFormat = kFormatValue;
   static constexpr bool kIsInteger = false;
   static constexpr Key kSign = static_cast<Key>(Key{1} << (8 * sizeof(Key) - 1));
-  static constexpr Key kFirstNonFinite =
-      kSpecials == Specials::kIeee     ? static_cast<Key>((kSign - 1) >> kMantissaBits << kMantissaBits)
-      : kSpecials == Specials::kOneNan ? static_cast<Key>(kSign - 1)
-                                       : kSign;
+  static constexpr Key kFirstNonFinite = kSpecials == Specials::kIeee
+                                             ? static_cast<Key>((kSign - 1) >> kMantissaBits << kMantissaBits)
+                                         : kSpecials == Specials::kOneNan ? static_cast<Key>(kSign - 1)
+                                                                          : kSign;
   static constexpr Key kFirstNan =
       kSpecials == Specials::kIeee ? static_cast<Key>(kFirstNonFinite + 1) : kFirstNonFinite;
 
@@ -136,7 +136,8 @@ struct Float8E8m0fnu {
   OVERFLOWSTAT_HOST_DEVICE static bool is_inf(Element) { return false; }
   OVERFLOWSTAT_HOST_DEVICE static bool is_negative(Element) { return false; }
   OVERFLOWSTAT_HOST_DEVICE static double value(Key key) {
-    return key >= kFirstNan ? bit_cast<double>(uint64_t{0x7ff8000000000000}) : power_of_two(static_cast<int>(key) - 127);
+    return key >= kFirstNan ? bit_cast<double>(uint64_t{0x7ff8000000000000})
+                            : power_of_two(static_cast<int>(key) - 127);
   }
 };
 

@@ -66,7 +66,8 @@ OVERFLOWSTAT_INLINE void scan_contiguous(const char* data, int64_t count, uint64
 // Walks elements [begin, end) of a tensor that is not dense, in memory order. Runs that are contiguous are scanned
 // where they lie; others are gathered into a block on the stack, never more than kBlockBytes of them.
 template <class F>
-OVERFLOWSTAT_INLINE void scan_strided(const char* data, const Layout& layout, int64_t begin, int64_t end, StatsRow& row) {
+OVERFLOWSTAT_INLINE void scan_strided(const char* data, const Layout& layout, int64_t begin, int64_t end,
+                                      StatsRow& row) {
   using Element = typename F::Element;
   constexpr int64_t kSize = sizeof(Element);
   constexpr int64_t kBlock = kBlockBytes / kSize;

@@ -68,8 +68,8 @@ Pending launch(DeviceState& state, c10::DeviceIndex device, std::vector<const So
     throw std::runtime_error("overflowstat: tensors are not read while a CUDA graph is captured");
   }
   const Stream stream = c10::cuda::getCurrentCUDAStream(device).stream();
-  const auto strided_begin = std::stable_partition(sources.begin(), sources.end(),
-                                                   [](const Source* s) { return s->layout->is_dense(); });
+  const auto strided_begin =
+      std::stable_partition(sources.begin(), sources.end(), [](const Source* s) { return s->layout->is_dense(); });
   const size_t dense_count = strided_begin - sources.begin();
 
   state.reserve(sources.size(), device);
