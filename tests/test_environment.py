@@ -53,7 +53,7 @@ def test_the_environment_is_the_one_that_runs() -> None:
     assert built is not None
     assert (found.torch, found.torch_cuda) == (torch.__version__, torch.version.cuda)
     assert found.executable == sys.executable
-    assert found.extension == built.kind == ("cuda" if torch.version.cuda and found.toolkit else "cpu")
+    assert found.extension == built.kind == toolkit.make_plan(toolkit.gather_facts()).kind
     assert found.reason == native.reason()
     assert len(found.devices) == torch.cuda.device_count()
     assert found.compiler_version

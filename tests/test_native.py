@@ -103,6 +103,10 @@ def test_a_lack_is_told_once_in_one_sentence_with_the_command_that_mends_it(monk
 
 @pytest.mark.usefixtures("fresh")
 def test_nothing_is_told_where_nothing_is_lacking() -> None:
+    record = BuildRecord.load(native.PACKAGE)
+    assert record is not None
+    if record.kind == "cpu" and torch.version.cuda:
+        pytest.skip(f"CUDA is lacking here: {record.reason}")
     with warnings.catch_warnings():
         warnings.simplefilter("error", NativeWarning)
         module = native.load()
@@ -121,6 +125,30 @@ def test_an_extension_that_does_not_import_is_told_with_the_loader_s_own_words(m
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.warns(NativeWarning, match="does not import .libc10_cuda.so: cannot open shared object file"):
         assert native.load() is None
+
+
+def test_the_extension_runs_on_the_threads_that_torch_has() -> None:
+    """A second OpenMP runtime would bring a second pool, and twice as many threads as cores."""
+    program = """
+import os
+import torch
+from overflowstat import native
+
+def here():
+    mapped = {line.split()[-1] for line in open("/proc/self/maps") if "/" in line}
+    return sorted(path for path in mapped if "omp" in os.path.basename(path)), len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(3)
+tensor = torch.ones(2**22)
+tensor.sum()
+before = here()
+native.load().read([tensor])
+assert here() == before, (before, here())
+assert torch.get_num_threads() == 3
+print(len(before[0]))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.stdout == "1\n", run.stderr
 
 
 class InstalledAt:
