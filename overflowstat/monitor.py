@@ -114,17 +114,17 @@ class Monitor:
         self._start_batch()
 
     def _before_root(self) -> None:
-        running = calls_in_progress(self.model) - 1
-        if running < len(
-            self._root_calls
-        ):  # a forward that was interrupted (KeyboardInterrupt) leaves without its hook
-            del self._root_calls[running:]
-            self._end_batch()
+        if self._root_calls:  # a root that calls itself, or one that a KeyboardInterrupt left without its hook
+            running = calls_in_progress(self.model) - 1
+            if running < len(self._root_calls):
+                del self._root_calls[running:]
+                self._end_batch()
         self._root_calls.append(sys.exc_info()[1])
 
     def _after_root(self, root: nn.Module, name: str, args: object, output: object) -> None:
+        handled_before = self._root_calls.pop() if self._root_calls else None  # none: attached during the forward
         # Called because the forward raised, then in the handling of that exception; or else as any other hook.
-        if sys.exc_info()[1] is not self._root_calls.pop():
+        if sys.exc_info()[1] is not handled_before:
             self._end_batch()
             return
         frame = self._make_frame(root, name, args, output)

@@ -168,6 +168,19 @@ def test_a_root_that_calls_itself_ends_a_batch_with_each_call(recorder_name: Rec
     assert monitor.batch_number == 4
 
 
+def test_a_monitor_attached_during_a_forward_watches_the_rest_of_it(recorder_name: RecorderName) -> None:
+    class Attaches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            monitors.append(Monitor(model, recorder=recorder_name, sinks=[sink]))
+            return x
+
+    monitors: list[Monitor] = []
+    model, sink = nn.Sequential(Attaches(), nn.Identity()), Keeps()
+    model.register_forward_hook(lambda *_: None)  # without any, torch does not look for hooks after the forward
+    model(X)
+    assert [f.module for f, _ in sink.frames] == ["1", ""] and monitors[0].batch_number == 1
+
+
 def test_a_forward_called_while_an_exception_is_handled_is_a_batch_like_any_other(recorder_name: RecorderName) -> None:
     model, sink = nn.Sequential(nn.Identity()), Keeps()
     Monitor(model, recorder=recorder_name, sinks=[sink])
