@@ -18,6 +18,14 @@ struct StatsRow {
   uint64_t numel = 0;
 };
 
+// A row that is written behind the reader's back: first the row, then, once that is visible, the stamp, which is the
+// number that the reader waits for. One cache line.
+struct alignas(64) StampedRow {
+  StatsRow row;
+  uint64_t stamp;
+};
+static_assert(sizeof(StampedRow) == 64, "a row and its stamp share a cache line");
+
 OVERFLOWSTAT_HOST_DEVICE inline StatsRow merge(const StatsRow& a, const StatsRow& b) {
   StatsRow both;
   both.abs_min = a.abs_min < b.abs_min ? a.abs_min : b.abs_min;

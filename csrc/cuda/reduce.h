@@ -36,18 +36,30 @@ struct StridedTensor {
 // Fills in first_chunk; returns the chunks of the whole list, which launch_dense refuses from 2**32 on: 256 TiB.
 uint64_t plan_chunks(DenseTensor* tensors, size_t count);
 
+// A list of tensors after plan_chunks. A short one travels in the kernel's arguments, so that nothing has to outlive the
+// call that launches it; a longer one is a table in device memory, which has to.
+constexpr size_t kInlineTensors = 64;
+struct TensorList {
+  const DenseTensor* table;  // used where count > kInlineTensors
+  uint64_t total_chunks;
+  uint32_t count;
+  DenseTensor inlined[kInlineTensors];
+};
+
 // Bytes of device memory that a launch over `count` tensors works in. All zero before the first launch that uses it
 // and all zero again after each; two launches may share it if they are ordered (one stream).
 size_t workspace_bytes(size_t count);
 
-// rows[i] is the row of tensors[i]. `tensors` and `rows` may be device memory or pinned host memory; both must live
-// until the launch is done. `total_chunks` is what plan_chunks returned.
-Error launch_dense(const DenseTensor* tensors, size_t count, uint64_t total_chunks, void* workspace, StatsRow* rows,
-                   Stream stream);
+// rows[i] becomes the row of tensor i: first the row, then, once the host can see that, `stamp`. `rows` may be device
+// memory or pinned host memory and must live until the launch is done.
+Error launch_dense(const TensorList& list, void* workspace, StampedRow* rows, uint64_t stamp, Stream stream);
 
 // The row of one strided tensor; the descriptor travels in the kernel's arguments.
-Error launch_strided(const StridedTensor& tensor, void* workspace, StatsRow* row, Stream stream);
+Error launch_strided(const StridedTensor& tensor, void* workspace, StampedRow* row, uint64_t stamp, Stream stream);
 
+// What has been launched on a stream: done, still running (kNotReady), or the error that ended it. Never waits.
+Error query(Stream stream);
+extern const Error kNotReady;
 Error wait(Stream stream);
 const char* error_name(Error error);
 const char* error_text(Error error);
