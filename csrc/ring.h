@@ -1,10 +1,10 @@
 // The ring: host memory that devices write finished rows to, so that nobody waits for a row unless it is wanted.
 //
-// A frame takes the next few rows, and a launch that writes each of them and then its stamp. The host knows a row is
-// done when the frame's stamp is there. Knows neither torch nor CUDA; what a device is doing comes from a callback.
+// A frame takes the next few rows and a stamp, the number that a launch writes behind each of them. The host knows that
+// a row is done when the frame's stamp is there. Knows neither torch nor CUDA: what a device is doing it asks a
+// callback.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,37 +22,25 @@
 
 namespace overflowstat {
 
-// One cache line. Whoever writes it writes the row, makes that visible to the host, then writes the stamp.
-struct alignas(64) StampedRow {
-  StatsRow row;
-  uint64_t stamp;
-};
-static_assert(sizeof(StampedRow) == 64, "a row and its stamp share a cache line");
-
-// The stamp of a row that this code writes in place of a device. Also how a host thread may stand in for one.
-inline void write_stamped(StampedRow& slot, const StatsRow& row, uint64_t stamp) {
-  slot.row = row;
-  std::atomic_thread_fence(std::memory_order_release);
-  __atomic_store_n(&slot.stamp, stamp, __ATOMIC_RELEASE);
-}
-
 enum class Progress {
   kRunning,   // there may still come something
   kFinished,  // all that was launched is done
   kFailed     // nothing will come any more
 };
 
-// What a frame's device is doing, and in words why it failed. Called while waiting, from any thread.
+// What a frame's device is doing and, if it failed, why. Called while waiting, from the thread that waits.
 using Poll = std::function<std::pair<Progress, std::string>()>;
 
-// The rows of one frame. Rows that have not arrived when its device failed are missing, and `failure` says why.
+// The rows of one frame. Thread-safe.
 class Frame {
  public:
-  Frame(StampedRow* slots, size_t count, uint64_t stamp, Poll poll)
-      : slots_(slots), count_(count), stamp_(stamp), poll_(std::move(poll)) {}
+  Frame(StampedRow* rows, size_t count, uint64_t stamp, Poll poll)
+      : rows_(rows), count_(count), stamp_(stamp), poll_(std::move(poll)) {}
 
+  // Where the device writes, and what it writes behind each row.
+  StampedRow* rows() const { return rows_; }
   uint64_t stamp() const { return stamp_; }
-  StampedRow* slots() const { return slots_; }
+  size_t count() const { return count_; }
 
   // Whether every row is there, or none is to be expected any more. Never waits.
   bool ready() {
@@ -59,122 +48,125 @@ class Frame {
     return retired_ || all_arrived();
   }
 
-  // Waits until ready, no longer than `limit`, and takes the rows out of the ring.
-  void retire(std::chrono::nanoseconds limit) {
+  // What arrived: rows that had not when the device failed, or when `limit` was over, are missing.
+  struct Result {
+    std::vector<std::pair<bool, StatsRow>> rows;  // (whether it arrived, row)
+    std::string failure;                          // why some are missing, empty if none is
+    bool timed_out = false;                       // they may still be written
+    bool waited = false;
+  };
+
+  // Waits until ready; the frame's rows in the ring are free for others afterwards. The same result each time.
+  const Result& result(std::chrono::nanoseconds limit) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (retired_) return;
-    wait(limit);
-    rows_.resize(count_);
-    arrived_.resize(count_);
-    for (size_t i = 0; i < count_; ++i) {
-      arrived_[i] = has_arrived(i);
-      if (arrived_[i]) rows_[i] = slots_[i].row;
+    if (!retired_) {
+      wait(limit);
+      for (size_t i = 0; i < count_; ++i) {
+        const bool there = has_arrived(i);
+        result_.rows.emplace_back(there, there ? rows_[i].row : StatsRow{});
+      }
+      retired_ = true;
+      poll_ = nullptr;
     }
-    retired_ = true;
-    poll_ = nullptr;
+    return result_;
   }
 
-  // After retire().
-  bool arrived(size_t i) const { return arrived_[i]; }
-  const StatsRow& row(size_t i) const { return rows_[i]; }
-  const std::string& failure() const { return failure_; }
-  size_t count() const { return count_; }
-  bool waited() const { return waited_; }
-
  private:
-  bool has_arrived(size_t i) const { return __atomic_load_n(&slots_[i].stamp, __ATOMIC_ACQUIRE) == stamp_; }
+  bool has_arrived(size_t i) const { return __atomic_load_n(&rows_[i].stamp, __ATOMIC_ACQUIRE) == stamp_; }
 
   bool all_arrived() {
-    while (next_ < count_ && has_arrived(next_)) ++next_;
-    return next_ == count_;
+    while (arrived_ < count_ && has_arrived(arrived_)) ++arrived_;
+    return arrived_ == count_;
   }
 
   void wait(std::chrono::nanoseconds limit) {
     using Clock = std::chrono::steady_clock;
-    if (all_arrived()) return;
-    waited_ = true;
     const auto deadline = Clock::now() + limit;
-    // A row is microseconds away or a whole forward: look often at first, then leave the core to others.
-    for (int round = 0;; ++round) {
-      if (all_arrived()) return;
-      const auto [progress, reason] = poll_();
-      // What is finished has stamped its rows before it finished.
+    for (int64_t round = 0; !all_arrived(); ++round) {
+      result_.waited = true;
+      auto [progress, reason] = poll_();
+      // A device that has finished wrote its rows before: only now is a missing one known to be missing.
       if (progress != Progress::kRunning) {
         if (all_arrived()) return;
-        failure_ = progress == Progress::kFailed ? reason : "the device finished without having written its rows";
+        result_.failure =
+            progress == Progress::kFailed ? std::move(reason) : "the device finished without writing its rows";
         return;
       }
-      if (Clock::now() > deadline) {
-        failure_ = "the device did not answer in time";
+      if (Clock::now() >= deadline) {
+        result_.failure = "the device did not answer in time";
+        result_.timed_out = true;
         return;
       }
+      // A row is microseconds away, or most of a forward: look often at first, then leave the core to others.
       if (round < 1000) {
         std::this_thread::yield();
       } else {
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
     }
   }
 
-  StampedRow* slots_;
-  size_t count_;
-  uint64_t stamp_;
+  StampedRow* const rows_;
+  const size_t count_;
+  const uint64_t stamp_;
   Poll poll_;
   std::mutex mutex_;
-  size_t next_ = 0;  // first row that has not been seen to arrive
-  bool waited_ = false, retired_ = false;
-  std::vector<StatsRow> rows_;
-  std::vector<char> arrived_;
-  std::string failure_;
+  size_t arrived_ = 0;  // rows before this one are there
+  bool retired_ = false;
+  Result result_;
 };
 
-// Deals out rows of memory that outlives it, oldest frame first to be taken back. Thread-safe.
+// Deals out rows of a piece of memory that must outlive it and all its frames' launches. Thread-safe.
 class Ring {
  public:
-  // Frames begun on one device must be launched in the order in which they were begun.
-  Ring(StampedRow* slots, size_t capacity, std::chrono::nanoseconds limit)
-      : slots_(slots), capacity_(capacity), limit_(limit) {
-    for (size_t i = 0; i < capacity; ++i) slots_[i].stamp = 0;
+  // No wait is longer than `limit`.
+  Ring(StampedRow* rows, size_t capacity, std::chrono::nanoseconds limit)
+      : rows_(rows), capacity_(capacity), limit_(limit) {
+    for (size_t i = 0; i < capacity; ++i) rows_[i].stamp = 0;
   }
 
   size_t capacity() const { return capacity_; }
+  std::chrono::nanoseconds limit() const { return limit_; }
 
-  // A frame of `count` rows that lie side by side, 1 <= count <= capacity. Where there is no room the oldest frames are
-  // waited for and keep their rows themselves from then on: none is dropped.
+  // Times that a full ring had to be waited for.
+  uint64_t waits() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return waits_;
+  }
+
+  // A frame of 1 to capacity() rows side by side. Where there is no room the oldest frame is waited for and keeps what
+  // it got itself: none is dropped. Throws std::runtime_error if that frame's device does not answer, since its rows
+  // could then be written at any time: such a ring gives no more frames.
   std::shared_ptr<Frame> begin(size_t count, Poll poll) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    size_t first = head_;
-    if (first + count > capacity_) first = 0;  // the rows up to the end stay unused this time round
-    while (!frames_.empty() && overlaps_live(first, count)) {
-      frames_.front()->retire(limit_);
-      if (frames_.front()->waited()) ++waits_;
+    if (count == 0 || count > capacity_) throw std::invalid_argument("a frame has 1 to capacity rows");
+    uint64_t position = end_;
+    if (position % capacity_ + count > capacity_) position += capacity_ - position % capacity_;
+    while (!frames_.empty() && position + count - frames_.front().position > capacity_) {
+      const Frame::Result& oldest = frames_.front().frame->result(limit_);
+      waits_ += oldest.waited;
+      if (oldest.timed_out) throw std::runtime_error("a full ring of rows: " + oldest.failure);
       frames_.pop_front();
     }
-    head_ = first + count;
-    frames_.push_back(std::make_shared<Frame>(slots_ + first, count, ++stamp_, std::move(poll)));
-    return frames_.back();
+    end_ = position + count;
+    // From 1: a row that was never written has the stamp 0.
+    frames_.push_back(
+        {position, std::make_shared<Frame>(rows_ + position % capacity_, count, ++stamp_, std::move(poll))});
+    return frames_.back().frame;
   }
-
-  std::chrono::nanoseconds limit() const { return limit_; }
-  // Frames that had to be waited for because the ring was full.
-  uint64_t waits() const { return waits_; }
 
  private:
-  bool overlaps_live(size_t first, size_t count) const {
-    for (const auto& frame : frames_) {
-      const size_t begin = frame->slots() - slots_;
-      if (first < begin + frame->count() && begin < first + count) return true;
-    }
-    return false;
-  }
+  struct Live {
+    uint64_t position;  // of its first row, in rows dealt out since the start, skipped ones included
+    std::shared_ptr<Frame> frame;
+  };
 
-  StampedRow* slots_;
-  size_t capacity_;
-  std::chrono::nanoseconds limit_;
-  std::mutex mutex_;
-  std::deque<std::shared_ptr<Frame>> frames_;
-  size_t head_ = 0;
-  uint64_t stamp_ = 0, waits_ = 0;
+  StampedRow* const rows_;
+  const size_t capacity_;
+  const std::chrono::nanoseconds limit_;
+  mutable std::mutex mutex_;
+  std::deque<Live> frames_;  // oldest first
+  uint64_t end_ = 0, stamp_ = 0, waits_ = 0;
 };
 
 }  // namespace overflowstat
