@@ -1,4 +1,4 @@
-"""The ring of rows, with a device that answers late, out of order, wrongly or never. All of csrc/ring.h, nothing else."""
+"""csrc/ring.h alone, with a device that answers late, out of order, wrongly or never."""
 
 import ctypes
 import random
@@ -27,7 +27,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = ctypes.CDLL(str(target))
     library.device_new.restype = ctypes.c_void_p
     library.device_new.argtypes = [ctypes.c_long, ctypes.c_double]
-    for name, arguments in {
+    signatures: dict[str, list[type]] = {
         "device_delete": [],
         "device_set_progress": [ctypes.c_int],
         "device_polls": [],
@@ -38,7 +38,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         "frame_ready": [ctypes.c_long],
         "frame_write": [ctypes.c_long, ctypes.c_long, ctypes.c_ulong],
         "frame_result": [ctypes.c_long, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_long],
-    }.items():
+    }
+    for name, arguments in signatures.items():
         getattr(library, name).argtypes = [ctypes.c_void_p, *arguments]
         if name in ("device_polls", "device_waits", "frame_begin", "frame_first"):
             getattr(library, name).restype = ctypes.c_long
@@ -178,7 +179,7 @@ def test_frames_keep_their_rows_apart_while_a_device_writes_them_late_and_in_any
     everything_is_launched = threading.Event()
 
     def write_them() -> None:
-        while launched or not everything_is_launched.is_set():
+        while not everything_is_launched.is_set() or launched:
             if launched:
                 frame = launched.pop(rng.randrange(len(launched)))
                 device.write_all(frame, 1000 * frame)
