@@ -1,8 +1,8 @@
 """Find where a PyTorch model's numbers first go bad."""
 
-from .native import require_torch
+from . import native
 
-require_torch()
+native.load()  # says what is lacking, if anything is; without torch this is an ImportError in one sentence
 
 from .debug_utils import DebugUnderflowOverflow, detect_overflow  # noqa: E402
 from .errors import BatchLimitReached, NonFiniteError  # noqa: E402
