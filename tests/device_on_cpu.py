@@ -159,7 +159,11 @@ class DeviceOnCpu:
         self.library.set_machine(multiprocessors - 1, lane_order, workers)
 
     def raw_rows(self, tensors: Sequence[torch.Tensor | Placed]) -> ctypes.Array[Row]:
-        """One dense launch; raises if it fails or leaves the workspace other than all zero."""
+        """One dense launch; raises if it fails or the driver finds a Fault.
+
+        That is a workspace other than all zero, a row without the launch's stamp or stamped before the host could see
+        it, or a row written that is not the launch's.
+        """
         count = len(tensors)
         data = (ctypes.c_void_p * count)()
         formats = (ctypes.c_uint32 * count)()

@@ -227,9 +227,9 @@ def test_lists_of_nothing_but_empty_tensors(device: DeviceOnCpu, count: int) -> 
     check(device, [torch.empty(0, dtype=DTYPES[i % len(DTYPES)]) for i in range(count)])
 
 
-@pytest.mark.parametrize("count", [31, 32, 33, 1023, 1024, 1025, 1500])
+@pytest.mark.parametrize("count", [31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 1500])
 def test_long_lists(device: DeviceOnCpu, count: int) -> None:
-    """32 tensors are one step of the search for a chunk's tensor, 1024 are two."""
+    """32 tensors are one step of the search for a chunk's tensor, 1024 are two; 64 travel in the launch's arguments."""
     rng = random.Random(count)
     device.set_machine(multiprocessors=11)
     pool = torch.arange(1, 4000, dtype=torch.int32)
@@ -327,9 +327,8 @@ INVALID_VALUE = 1  # cudaErrorInvalidValue
 def test_a_list_with_more_chunks_than_the_table_can_number_is_refused(device: DeviceOnCpu) -> None:
     numel = 2**32 * 1024  # bytes, in chunks of 1024
     arguments = (ctypes.c_uint64(0), ctypes.c_uint32(FORMATS[torch.uint8]), ctypes.c_uint64(numel), Row())
-    assert (
-        device.library.run_dense(1, *(ctypes.byref(argument) for argument in arguments)) == 1
-    )  # cudaErrorInvalidValue
+    error = device.library.run_dense(1, *(ctypes.byref(argument) for argument in arguments))
+    assert error == INVALID_VALUE
 
 
 def test_a_launch_has_at_most_the_blocks_that_run_at_once(device: DeviceOnCpu) -> None:
@@ -356,6 +355,17 @@ def test_the_error_of_a_launch_is_returned_and_left_to_nobody_else(device: Devic
             run([torch.ones(3)])
         assert device.library.get_last_error() == 0
         check(device, [torch.ones(3)])
+
+
+def test_a_stream_is_done_or_not_ready_or_failed(device: DeviceOnCpu) -> None:
+    """What a query finds is left to nobody else's next check, "not ready" included."""
+    not_ready, device_assert = 600, 710
+    assert device.library.not_ready() == not_ready
+    for state in (0, not_ready, device_assert):
+        device.library.set_stream_state(state)
+        assert device.library.query_stream() == state
+        assert device.library.get_last_error() == 0
+    device.library.set_stream_state(0)
 
 
 def test_a_row_of_nothing_says_so(device: DeviceOnCpu) -> None:

@@ -34,7 +34,7 @@ cudaError_t resident_blocks(int* blocks) {
 
 // Launches as many blocks as the device runs at once, but none beyond the first without one of `parts` to do.
 template <auto* kKernel, class... Arguments>
-cudaError_t launch(uint64_t parts, Stream stream, Arguments... arguments) {
+cudaError_t launch(uint64_t parts, Stream stream, const Arguments&... arguments) {
   int blocks = 0;
   cudaError_t error = resident_blocks<kKernel>(&blocks);
   if (error == cudaSuccess) {
@@ -62,20 +62,24 @@ uint64_t plan_chunks(DenseTensor* tensors, size_t count) {
 
 size_t workspace_bytes(size_t count) { return offsetof(Workspace, partials) + count * sizeof(Partial); }
 
-Error launch_dense(const DenseTensor* tensors, size_t count, uint64_t total_chunks, void* workspace, StatsRow* rows,
-                   Stream stream) {
-  constexpr uint64_t kMost = std::numeric_limits<uint32_t>::max();
-  if (count == 0) return cudaSuccess;
-  if (count > kMost || total_chunks > kMost) return cudaErrorInvalidValue;
-  return launch<&dense_kernel>(total_chunks, stream, tensors, static_cast<uint32_t>(count),
-                               static_cast<uint32_t>(total_chunks), static_cast<Workspace*>(workspace), rows);
+Error launch_dense(const TensorList& list, void* workspace, StampedRow* rows, uint64_t stamp, Stream stream) {
+  if (list.count == 0) return cudaSuccess;
+  if (list.total_chunks > std::numeric_limits<uint32_t>::max()) return cudaErrorInvalidValue;
+  return launch<&dense_kernel>(list.total_chunks, stream, list, static_cast<Workspace*>(workspace), rows, stamp);
 }
 
-Error launch_strided(const StridedTensor& tensor, void* workspace, StatsRow* row, Stream stream) {
+Error launch_strided(const StridedTensor& tensor, void* workspace, StampedRow* row, uint64_t stamp, Stream stream) {
   const uint64_t blocks_worth = tensor.numel / kThreads + (tensor.numel % kThreads != 0);
-  return launch<&strided_kernel>(blocks_worth, stream, tensor, static_cast<Workspace*>(workspace), row);
+  return launch<&strided_kernel>(blocks_worth, stream, tensor, static_cast<Workspace*>(workspace), row, stamp);
 }
 
+const Error kNotReady = cudaErrorNotReady;
+
+Error query(Stream stream) {
+  const cudaError_t error = cudaStreamQuery(stream);
+  if (error != cudaSuccess) cudaGetLastError();  // as above; "not ready" is among what CUDA keeps
+  return error;
+}
 Error wait(Stream stream) { return cudaStreamSynchronize(stream); }
 const char* error_name(Error error) { return cudaGetErrorName(static_cast<cudaError_t>(error)); }
 const char* error_text(Error error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }

@@ -377,7 +377,7 @@ __device__ inline bool is_last_block(Workspace* workspace) {
 }
 
 // Takes a tensor's row out of the workspace, which is left as it was found: all zero.
-__device__ inline StatsRow take_row(Partial* partial, uint64_t numel) {
+__device__ __forceinline__ StatsRow take_row(Partial* partial, uint64_t numel) {
   StatsRow row;
   row.abs_min = ~__ldcg(&partial->not_abs_min);
   row.finite_abs_max = __ldcg(&partial->finite_abs_max);
@@ -388,6 +388,14 @@ __device__ inline StatsRow take_row(Partial* partial, uint64_t numel) {
   row.numel = numel;
   *partial = Partial{};
   return row;
+}
+
+// Hands a row to whoever waits for its stamp: the host sees the one no earlier than the other. A volatile store is one
+// that the compiler neither tears nor moves.
+__device__ __forceinline__ void publish(StampedRow* slot, const StatsRow& row, uint64_t stamp) {
+  slot->row = row;
+  __threadfence_system();
+  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;
 }
 
 // An atomic, since the ticket was last touched by atomics of other blocks that nothing here is ordered after.
@@ -416,13 +424,14 @@ __device__ __forceinline__ Size share_start(Size total, uint32_t block) {
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    dense_kernel(const DenseTensor* tensors, uint32_t count, uint32_t total_chunks, Workspace* workspace,
-                 StatsRow* rows) {
+    dense_kernel(const __grid_constant__ TensorList list, Workspace* workspace, StampedRow* rows, uint64_t stamp) {
+  const DenseTensor* tensors = list.count <= kInlineTensors ? list.inlined : list.table;
+  const uint32_t total_chunks = static_cast<uint32_t>(list.total_chunks);
   uint32_t chunk = share_start(total_chunks, blockIdx.x);
   const uint32_t end = share_start(total_chunks, blockIdx.x + 1);
-  for (uint32_t t = chunk < end ? find_tensor(tensors, count, chunk) : 0; chunk < end; ++t) {
+  for (uint32_t t = chunk < end ? find_tensor(tensors, list.count, chunk) : 0; chunk < end; ++t) {
     const DenseTensor tensor = tensors[t];
-    const uint32_t next_first_chunk = t + 1 < count ? tensors[t + 1].first_chunk : total_chunks;
+    const uint32_t next_first_chunk = t + 1 < list.count ? tensors[t + 1].first_chunk : total_chunks;
     const uint32_t stop = smaller(next_first_chunk, end);
     if (stop == chunk) continue;  // an empty tensor
     const Partial partial = with_format(tensor.format, [&](auto format) {
@@ -436,14 +445,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     chunk = stop;
   }
   if (!is_last_block(workspace)) return;
-  for (uint32_t t = threadIdx.x; t < count; t += kThreads) {
-    rows[t] = take_row(&workspace->partials[t], tensors[t].numel);
+  for (uint32_t t = threadIdx.x; t < list.count; t += kThreads) {
+    publish(&rows[t], take_row(&workspace->partials[t], tensors[t].numel), stamp);
   }
   if (threadIdx.x == 0) reset_ticket(workspace);
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    strided_kernel(const __grid_constant__ StridedTensor tensor, Workspace* workspace, StatsRow* row) {
+    strided_kernel(const __grid_constant__ StridedTensor tensor, Workspace* workspace, StampedRow* row,
+                   uint64_t stamp) {
   const uint64_t first = share_start(tensor.numel, blockIdx.x);
   const uint64_t last = share_start(tensor.numel, blockIdx.x + 1);
   if (first < last) {
@@ -453,7 +463,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
   if (!is_last_block(workspace)) return;
   if (threadIdx.x == 0) {
-    *row = take_row(&workspace->partials[0], tensor.numel);
+    publish(row, take_row(&workspace->partials[0], tensor.numel), stamp);
     reset_ticket(workspace);
   }
 }

@@ -306,6 +306,13 @@ inline void __threadfence() {
   cuda_on_cpu::current->fenced = true;
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
+namespace cuda_on_cpu {
+inline std::function<void()> on_system_fence;  // what the host finds when it looks just then
+}
+inline void __threadfence_system() {
+  __threadfence();
+  if (cuda_on_cpu::on_system_fence) cuda_on_cpu::on_system_fence();
+}
 inline unsigned long long atomicMax(unsigned long long* address, unsigned long long value) {
   return cuda_on_cpu::change_atomically(address, [=](unsigned long long old) { return std::max(old, value); });
 }
@@ -335,6 +342,7 @@ enum cudaError_t {
   cudaErrorInvalidValue = 1,
   cudaErrorInvalidDevice = 101,
   cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorNotReady = 600,
 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 using cudaStream_t = struct CUstream_st*;
@@ -348,6 +356,7 @@ namespace cuda_on_cpu {
 inline int device = 0;
 inline cudaError_t next_launch = cudaSuccess;  // what the next launch returns
 inline cudaError_t last_error = cudaSuccess;
+inline cudaError_t stream_state = cudaSuccess;  // what a query finds
 inline unsigned attribute_queries = 0;
 inline unsigned last_grid = 0;
 }  // namespace cuda_on_cpu
@@ -368,6 +377,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, i
 }
 inline cudaError_t cudaGetLastError() { return std::exchange(cuda_on_cpu::last_error, cudaSuccess); }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamQuery(cudaStream_t) { return cuda_on_cpu::last_error = cuda_on_cpu::stream_state; }
 inline const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaErrorNoKernelImageForDevice ? "cudaErrorNoKernelImageForDevice" : "another error";
 }

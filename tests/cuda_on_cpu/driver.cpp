@@ -1,12 +1,15 @@
 // What the tests call: one launch over tensors in host memory, by way of the launcher that a CUDA build has.
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "cuda/reduce.cu"
 #include "layout.h"
 
 using overflowstat::Format;
+using overflowstat::StampedRow;
 using overflowstat::StatsRow;
 
 namespace {
@@ -27,7 +30,85 @@ class Workspace {
   std::vector<uint64_t> words_;
 };
 
-constexpr int kWorkspaceLeftDirty = -1;
+// What is found wrong here; CUDA's own errors are positive.
+enum Fault { kNone = 0, kWorkspaceLeftDirty = -1, kRowNotStamped = -2, kWroteBeyondRows = -3, kStampOutOfOrder = -4 };
+
+constexpr uint64_t kUntouched = 0xeeeeeeeeeeeeeeee;
+
+// The host's side of one launch: rows with some that are not the launch's after them, a stamp that no launch had
+// before, and a look at both whenever the device orders its writes for the host.
+class Rows {
+ public:
+  explicit Rows(size_t count) : count_(count), rows_(count + kBeyond) {
+    static uint64_t launches = 0;
+    stamp_ = 0x0123456789abcdef + ++launches;
+    memset(static_cast<void*>(rows_.data()), 0xee, rows_.size() * sizeof(StampedRow));
+    cuda_on_cpu::on_system_fence = [this] { look(); };
+  }
+  ~Rows() { cuda_on_cpu::on_system_fence = nullptr; }
+  Rows(const Rows&) = delete;
+  Rows& operator=(const Rows&) = delete;
+
+  StampedRow* data() { return rows_.data(); }
+  uint64_t stamp() const { return stamp_; }
+
+  Fault take(StatsRow* rows) const {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      if (i < count_ && rows_[i].stamp != stamp_) return kRowNotStamped;
+      if (i >= count_ && (rows_[i].stamp != kUntouched || is_written(rows_[i].row))) return kWroteBeyondRows;
+      if (i < count_) rows[i] = rows_[i].row;
+    }
+    return in_order_ && (fences_ == count_ || count_ > kMostLookedAt) ? kNone : kStampOutOfOrder;
+  }
+
+ private:
+  static constexpr size_t kBeyond = 2, kMostLookedAt = 256;
+
+  CUDA_ON_CPU_UNSEEN static bool is_written(const StatsRow& row) {
+    uint64_t words[sizeof(StatsRow) / sizeof(uint64_t)];
+    memcpy(words, &row, sizeof(row));
+    return std::count(std::begin(words), std::end(words), kUntouched) == 0;
+  }
+
+  // At each fence there must be one more row written, whole, and not one more stamped. Each look is at all rows, which
+  // for a long list would take longer than the rest.
+  CUDA_ON_CPU_UNSEEN void look() {
+    if (count_ > kMostLookedAt) return;
+    size_t written = 0, stamped = 0;
+    for (size_t i = 0; i < count_; ++i) {
+      written += is_written(rows_.data()[i].row);
+      stamped += rows_.data()[i].stamp == stamp_;
+    }
+    in_order_ = in_order_ && stamped == fences_ && written == fences_ + 1;
+    ++fences_;
+  }
+
+  size_t count_, fences_ = 0;
+  uint64_t stamp_;
+  bool in_order_ = true;
+  std::vector<StampedRow> rows_;
+};
+
+// A list as a launch takes it, its table a heap block of exactly its size; what is not to be used cannot be.
+class List {
+ public:
+  explicit List(std::vector<overflowstat::cuda::DenseTensor> tensors) : tensors_(std::move(tensors)) {
+    memset(static_cast<void*>(&list_), 0xee, sizeof(list_));
+    list_.count = static_cast<uint32_t>(tensors_.size());
+    list_.total_chunks = overflowstat::cuda::plan_chunks(tensors_.data(), tensors_.size());
+    list_.table = nullptr;
+    if (tensors_.size() <= overflowstat::cuda::kInlineTensors) {
+      std::copy(tensors_.begin(), tensors_.end(), list_.inlined);
+    } else {
+      list_.table = tensors_.data();
+    }
+  }
+  const overflowstat::cuda::TensorList& get() const { return list_; }
+
+ private:
+  std::vector<overflowstat::cuda::DenseTensor> tensors_;
+  overflowstat::cuda::TensorList list_;
+};
 
 overflowstat::cuda::StridedTensor describe(const void* data, Format format, const overflowstat::Layout& layout) {
   overflowstat::cuda::StridedTensor tensor{};
@@ -54,6 +135,9 @@ void set_machine(int device, unsigned lane_order, unsigned workers) {
 void set_next_launch(int error) { cuda_on_cpu::next_launch = static_cast<cudaError_t>(error); }
 int get_last_error() { return cuda_on_cpu::last_error; }
 unsigned get_attribute_queries() { return cuda_on_cpu::attribute_queries; }
+void set_stream_state(int error) { cuda_on_cpu::stream_state = static_cast<cudaError_t>(error); }
+int query_stream() { return overflowstat::cuda::query(nullptr); }
+int not_ready() { return overflowstat::cuda::kNotReady; }
 unsigned get_last_grid() { return cuda_on_cpu::last_grid; }
 
 int64_t bytes_per_element(uint32_t format) { return overflowstat::element_size(static_cast<Format>(format)); }
@@ -83,11 +167,13 @@ int run_dense(uint64_t count, const void* const* data, const uint32_t* formats, 
               StatsRow* rows) {
   std::vector<overflowstat::cuda::DenseTensor> tensors(count);
   for (uint64_t t = 0; t < count; ++t) tensors[t] = {data[t], numels[t], static_cast<Format>(formats[t]), 0};
-  const uint64_t chunks = overflowstat::cuda::plan_chunks(tensors.data(), count);
+  const List list(std::move(tensors));
   Workspace workspace(count);
-  const int error = overflowstat::cuda::launch_dense(tensors.data(), count, chunks, workspace.data(), rows, nullptr);
+  Rows stamped(count);
+  const int error =
+      overflowstat::cuda::launch_dense(list.get(), workspace.data(), stamped.data(), stamped.stamp(), nullptr);
   if (error != 0) return error;
-  return workspace.is_zero() ? overflowstat::cuda::wait(nullptr) : kWorkspaceLeftDirty;
+  return workspace.is_zero() ? stamped.take(rows) : kWorkspaceLeftDirty;
 }
 
 // Where an element of a strided tensor lies; nothing is read, so that the tensor may be larger than any memory.
@@ -103,9 +189,11 @@ int run_strided(const void* data, uint32_t format, int64_t rank, const int64_t* 
   const overflowstat::cuda::StridedTensor tensor = describe(data, static_cast<Format>(format), layout);
   *repeat = layout.repeat;
   Workspace workspace(1);
-  const int error = overflowstat::cuda::launch_strided(tensor, workspace.data(), row, nullptr);
+  Rows stamped(1);
+  const int error =
+      overflowstat::cuda::launch_strided(tensor, workspace.data(), stamped.data(), stamped.stamp(), nullptr);
   if (error != 0) return error;
-  return workspace.is_zero() ? overflowstat::cuda::wait(nullptr) : kWorkspaceLeftDirty;
+  return workspace.is_zero() ? stamped.take(row) : kWorkspaceLeftDirty;
 }
 
 }  // extern "C"

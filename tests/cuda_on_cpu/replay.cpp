@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
       error = run_dense(tensors.size(), data.data(), formats.data(), numels.data(), rows.data());
     }
     if (error != 0) {
-      fprintf(stderr, error == kWorkspaceLeftDirty ? "replay: workspace is not zero\n" : "replay: error %d\n", error);
+      fprintf(stderr, "replay: error %d\n", error);
       return 3;
     }
     output.write(reinterpret_cast<const char*>(rows.data()), static_cast<int64_t>(rows.size() * sizeof(StatsRow)));
