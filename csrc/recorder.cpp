@@ -1,5 +1,6 @@
 #include "recorder.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -32,15 +33,6 @@ void check_readable(const at::Tensor& tensor, const Layout& layout) {
   }
 }
 
-// Counts of a view that meets each element `repeat` times; its repeats are the fastest in memory order.
-void apply_repeat(StatsRow& row, int64_t repeat) {
-  row.nan_count *= repeat;
-  row.posinf_count *= repeat;
-  row.neginf_count *= repeat;
-  row.numel *= repeat;
-  if (row.first_bad != StatsRow{}.first_bad) row.first_bad *= repeat;
-}
-
 }  // namespace
 
 std::optional<Format> format_of(at::ScalarType type) {
@@ -70,7 +62,30 @@ std::optional<Format> format_of(at::ScalarType type) {
   }
 }
 
-std::vector<Reading> read(const std::vector<at::Tensor>& tensors) {
+bool Reading::ready() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::all_of(awaited_.begin(), awaited_.end(), [](const Awaited& a) { return a.frame->ready(); });
+}
+
+const std::vector<Reading::Entry>& Reading::rows(std::chrono::nanoseconds limit) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Awaited& awaited : awaited_) {
+    const Frame::Result& result = awaited.frame->result(limit);
+    for (size_t i = 0; i < awaited.entries.size(); ++i) {
+      Entry& entry = entries_[awaited.entries[i]];
+      const auto& [arrived, row] = result.rows[i];
+      if (arrived) {
+        entry.row = row;
+      } else {
+        entry.missing = result.failure;
+      }
+    }
+  }
+  awaited_.clear();
+  return entries_;
+}
+
+std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors) {
   std::vector<Layout> layouts;
   layouts.reserve(tensors.size());
   std::vector<size_t> on_cpu, on_cuda;
@@ -90,37 +105,35 @@ std::vector<Reading> read(const std::vector<at::Tensor>& tensors) {
     }
   }
 
-  std::vector<Reading> readings(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) readings[i].format = *format_of(tensors[i].scalar_type());
+  std::vector<cpu::Tensor> list;
+  list.reserve(on_cpu.size());
+  for (const size_t i : on_cpu) {
+    const void* data = layouts[i].count > 0 ? tensors[i].const_data_ptr() : nullptr;
+    list.push_back({data, *format_of(tensors[i].scalar_type()), layouts[i]});
+  }
+  std::vector<StatsRow> rows(list.size());
+  cpu::reduce(list.data(), list.size(), rows.data());
+
+  std::vector<Reading::Entry> entries(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    entries[i] = {*format_of(tensors[i].scalar_type()), layouts[i].repeat, tensors[i].is_neg(), StatsRow{}, ""};
+  }
+  for (size_t k = 0; k < on_cpu.size(); ++k) entries[on_cpu[k]].row = rows[k];
+  const auto reading = std::make_shared<Reading>(std::move(entries));
 
   if (!on_cuda.empty()) {
 #ifdef OVERFLOWSTAT_WITH_CUDA
     std::vector<cuda::Source> sources;
     for (const size_t i : on_cuda) {
-      sources.push_back({tensors[i].const_data_ptr(), tensors[i].device().index(), readings[i].format, &layouts[i],
-                         &readings[i].row});
+      const void* data = layouts[i].count > 0 ? tensors[i].const_data_ptr() : nullptr;
+      sources.push_back({data, tensors[i].device().index(), *format_of(tensors[i].scalar_type()), &layouts[i], i});
     }
-    cuda::read(sources);
+    cuda::launch(sources, *reading);
 #else
     throw std::invalid_argument("overflowstat was built without CUDA");
 #endif
   }
-
-  std::vector<cpu::Tensor> list;
-  list.reserve(on_cpu.size());
-  for (const size_t i : on_cpu) {
-    list.push_back({layouts[i].count > 0 ? tensors[i].const_data_ptr() : nullptr, readings[i].format, layouts[i]});
-  }
-  std::vector<StatsRow> rows(list.size());
-  cpu::reduce(list.data(), list.size(), rows.data());
-  for (size_t k = 0; k < on_cpu.size(); ++k) readings[on_cpu[k]].row = rows[k];
-
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    apply_repeat(readings[i].row, layouts[i].repeat);
-    // A negated view holds its elements with the other sign.
-    if (tensors[i].is_neg()) std::swap(readings[i].row.posinf_count, readings[i].row.neginf_count);
-  }
-  return readings;
+  return reading;
 }
 
 }  // namespace overflowstat

@@ -10,7 +10,7 @@ from enum import Enum
 
 from torch import Tensor, nn
 
-from .monitor import Monitor
+from .monitor import CheckName, Monitor
 from .recorder import RecorderName
 from .report import ReferenceStyle, notices, stats_line
 from .stats import tensor_stats
@@ -39,6 +39,7 @@ class DebugUnderflowOverflow:
         trace_batch_nums: batches to trace.
         abort_after_batch_num: raise a ValueError when this batch has finished.
         recorder: "native", "torch", or "auto" for the first of the two that is usable.
+        check: when numbers on a GPU are judged: "module", "batch" or "step", see `Monitor`.
 
     Attributes:
         frames: texts of the frames kept for the next report.
@@ -59,6 +60,7 @@ class DebugUnderflowOverflow:
         abort_after_batch_num: int | None = None,
         *,
         recorder: RecorderName = "auto",
+        check: CheckName = "batch",
     ) -> None:
         self._style = ReferenceStyle()
         self._monitor = Monitor(
@@ -67,6 +69,7 @@ class DebugUnderflowOverflow:
             trace_batch_nums=[] if trace_batch_nums is None else trace_batch_nums,
             abort_after_batch_num=abort_after_batch_num,
             recorder=recorder,
+            check=check,
             style=self._style,
         )
 

@@ -3,22 +3,27 @@
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import NoReturn
+from typing import Literal, NoReturn, get_args
 
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import capture
 from .errors import BatchLimitReached, NonFiniteError, warn_user
-from .frames import Frame, Line
+from .frames import Frame
 from .hooks import ForwardHook, RootEntryHook, calls_in_progress, is_watched
-from .recorder import RecorderName, make_recorder
+from .measurement import Place, measure
+from .pending import PendingFrame
+from .recorder import Recorder, RecorderName, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
-from .stats import measure
-from .validation import check_batch_numbers, check_model, check_optional_count
+from .validation import check_batch_numbers, check_model, check_one_of, check_optional_count
 from .weights import WeightPass
 
-__all__ = ["Monitor"]
+__all__ = ["CheckName", "Monitor"]
+
+CheckName = Literal["module", "batch", "step"]
+CHECKS = get_args(CheckName)
 
 
 class Monitor:
@@ -37,21 +42,29 @@ class Monitor:
 
     The monitor stays attached though nobody keeps it. Copies of the model, deep or pickled, are not watched.
 
-    Cost: one pass over every tensor that is shown; on CUDA one launch and one wait a module call. All parameters are
-    read together at the first call of a batch, and those that change before their module runs once more there.
+    Cost: one pass over every tensor that is shown; on CUDA one launch a module call and at most one wait a batch
+    (`check`). All parameters are read together at the first call of a batch, and those that change before their module
+    runs once more there.
 
     Args:
         model: any module without `nn.DataParallel` in it.
         max_frames_to_save: how many frames to keep for a report; None for all of them.
         trace_batch_nums: batches to print instead of judging them.
         abort_after_batch_num: raises `BatchLimitReached` when this batch has finished.
-        recorder: "native", "torch", or "auto" for the first of the two that is usable.
+        recorder: "native", "torch", or "auto" for the first of the two that is usable; or one of your own.
+        check: when numbers on a GPU are judged, which takes a wait for it. "module": in the hook of each module call.
+            "batch": as they arrive, and what is missing at the end of the root's forward, so that the error leaves the
+            call of the model, while later modules may have run. "step": as they arrive, and what is missing before the
+            next optimizer step or forward of the root, and in `check()` and `remove()`. The report is the same. A model in
+            host memory is judged in the hook of each module in any case, and so is a traced batch.
         style: how things are worded.
         sinks: where frames and reports go; by default they are printed.
 
     Raises:
         TypeError, ValueError: an argument is not as told above. The model is untouched then.
-        NonFiniteError, BatchLimitReached: in the forward of the watched model.
+        NonFiniteError, BatchLimitReached: in the forward of the watched model, or where `check` has it judged. If
+            something else raises after the numbers went bad, that exception gets a note and the NonFiniteError as its
+            attribute `non_finite`.
     """
 
     def __init__(
@@ -61,7 +74,8 @@ class Monitor:
         max_frames_to_save: int | None = 21,
         trace_batch_nums: Collection[int] = (),
         abort_after_batch_num: int | None = None,
-        recorder: RecorderName = "auto",
+        recorder: RecorderName | Recorder = "auto",
+        check: CheckName = "batch",
         style: Style | None = None,
         sinks: Iterable[Sink] | None = None,
     ) -> None:
@@ -72,10 +86,13 @@ class Monitor:
         self.batch_number = 0
         self.total_calls = 0
         self.detected_overflow = False
+        self._check = check_one_of("check", check, CHECKS)
         self._recorder = make_recorder(recorder)
         self._style = style or OwnStyle()
         self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
         self._root_calls: list[BaseException | None] = []  # the exception that was being handled when each began
+        self._queue: deque[PendingFrame] = deque()  # frames not judged yet, in execution order
+        self._raised_in_batch: int | None = None
         self._weights: WeightPass | None = None
         self._start_batch()
 
@@ -90,9 +107,19 @@ class Monitor:
             is_root = module is model
             hook = ForwardHook(module, name, self._after_root if is_root else self._after_module)
             self._handles.append(module.register_forward_hook(hook, always_call=is_root))
+        if check == "step":
+            self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.check()))
+
+    def check(self) -> None:
+        """Wait for all numbers that are still on their way, and raise if one of them is bad."""
+        self._settle(wait=True)
 
     def remove(self) -> None:
-        """Detach from the model. Frames and counts stay; calling it again does nothing."""
+        """Detach from the model, then `check()`. Frames and counts stay; calling it again does nothing."""
+        self._detach()
+        self.check()
+
+    def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -101,13 +128,16 @@ class Monitor:
     def __enter__(self) -> "Monitor":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._detach()
+        if error is None:
+            self.check()
+        else:
+            self._explain(error)
 
     def _start_batch(self) -> None:
         self._weights = None
         self._batch_has_frames = False
-        self._batch_has_raised = False
 
     def _end_batch(self) -> None:
         self.batch_number += 1
@@ -119,40 +149,65 @@ class Monitor:
             if running < len(self._root_calls):
                 del self._root_calls[running:]
                 self._end_batch()
+        if self._check == "step":
+            self.check()
         self._root_calls.append(sys.exc_info()[1])
 
     def _after_root(self, root: nn.Module, name: str, args: object, output: object) -> None:
-        handled_before = self._root_calls.pop() if self._root_calls else None  # none: attached during the forward
-        # Called because the forward raised, then in the handling of that exception; or else as any other hook.
-        if sys.exc_info()[1] is not handled_before:
-            self._end_batch()
+        # Called because the forward raised, then in the handling of that exception; or else as any other hook. There is
+        # no call to end where this monitor was attached during it, or where _before_root raised.
+        exception, handled_before = sys.exc_info()[1], self._root_calls[-1] if self._root_calls else None
+        if exception is not None and exception is not handled_before:
+            if self._root_calls:
+                self._explain(exception)
+                self._root_calls.pop()
+                self._end_batch()
             return
-        frame = self._make_frame(root, name, args, output)
-        already_raised = self._batch_has_raised
+        self._record(root, name, args, output)
+        if self._root_calls:
+            self._root_calls.pop()
         self._end_batch()
-        self._judge(frame, already_raised)
+        self._settle(wait=self._check != "step" or self._queue[-1].batch_number in self.trace_batch_nums)
 
     def _after_module(self, module: nn.Module, name: str, args: object, output: object) -> None:
-        self._judge(self._make_frame(module, name, args, output), self._batch_has_raised)
+        self._record(module, name, args, output)
+        self._settle(wait=self._check == "module" or self.batch_number in self.trace_batch_nums)
 
-    def _make_frame(self, module: nn.Module, name: str, args: object, output: object) -> Frame:
+    def _record(self, module: nn.Module, name: str, args: object, output: object) -> None:
+        """Put a frame of this call in the queue; what it shows is read as it is now."""
         if self._weights is None:
             self._weights = WeightPass(self.model.modules(), self._recorder)
         values = [*module.named_parameters(recurse=False), *capture.inputs(args), *capture.outputs(output)]
-        known = [self._weights.find(v) if isinstance(v, Tensor) else capture.stand_in(v) for _, v in values]
-        unread = [v for (_, v), content in zip(values, known, strict=True) if content is None]
-        read = iter(measure(self._recorder, [v for v in unread if isinstance(v, Tensor)]))
-        lines = tuple(
-            Line(label, next(read) if content is None else content)
-            for (label, _), content in zip(values, known, strict=True)
+        lines = [
+            (label, self._weights.find(value) if isinstance(value, Tensor) else capture.stand_in(value))
+            for label, value in values
+        ]
+        unread = [i for i, (_, place) in enumerate(lines) if place is None]
+        measurement = measure(self._recorder, [value for i in unread if isinstance(value := values[i][1], Tensor)])
+        places = {i: Place(measurement, k) for k, i in enumerate(unread)}
+        self._queue.append(
+            PendingFrame(
+                self.batch_number,
+                name,
+                type(module).__name__,
+                tuple((label, places[i] if place is None else place) for i, (label, place) in enumerate(lines)),
+                starts_batch=not self._batch_has_frames,
+            )
         )
-        frame = Frame(self.batch_number, name, type(module).__name__, lines, starts_batch=not self._batch_has_frames)
         self._batch_has_frames = True
         self.total_calls += 1
-        return frame
 
-    def _judge(self, frame: Frame, already_raised: bool) -> None:
-        """Keep the frame, tell the sinks, and raise if it is bad or the last one wanted."""
+    def _settle(self, wait: bool) -> None:
+        """Judge frames in the order in which they ran: all of them, or as far as their numbers are there."""
+        if len(self._queue) > 1 and self._queue[-1].ready() and self._queue[-1].frame().bad_lines:
+            wait = True  # it is bad, as is seen already: only what ran before it is still to be judged
+        while self._queue and (wait or self._queue[0].ready()):
+            self._judge(self._queue.popleft().frame())
+        if self.abort_after_batch_num is not None and self.batch_number > self.abort_after_batch_num:
+            raise BatchLimitReached(self._style.aborted(self.batch_number, self.abort_after_batch_num))
+
+    def _judge(self, frame: Frame) -> None:
+        """Keep the frame, tell the sinks, and raise if it is bad."""
         traced = frame.batch_number in self.trace_batch_nums
         if traced:
             self.frames.clear()
@@ -162,19 +217,28 @@ class Monitor:
             sink.frame(frame, traced)
         if frame.bad_lines:
             self.detected_overflow = True
-            if not traced and not already_raised:
+            if not traced and frame.batch_number != self._raised_in_batch:
                 self._raise(frame)
-        if self.abort_after_batch_num is not None and self.batch_number > self.abort_after_batch_num:
-            raise BatchLimitReached(self._style.aborted(self.batch_number, self.abort_after_batch_num))
 
     def _raise(self, bad: Frame) -> NoReturn:
         report = Report(bad.batch_number, tuple(self.frames), bad)
         self.frames.clear()
-        if self.batch_number == bad.batch_number:
-            # The root's hook ends this batch; where the root is not running nothing else will.
-            self._batch_has_raised = True
-            if not self._root_calls:
-                self._end_batch()
+        self._raised_in_batch = bad.batch_number
+        # What ran after it in this batch worked on bad numbers.
+        self._queue = deque(pending for pending in self._queue if pending.batch_number != bad.batch_number)
+        if self.batch_number == bad.batch_number and not self._root_calls:
+            self._end_batch()  # or else the root's hook does
         for sink in self._sinks:
             sink.report(report)
         raise NonFiniteError(self._style.detected(report), report.batch_number, report.frames)
+
+    def _explain(self, exception: BaseException) -> None:
+        """The numbers may have gone bad before something else raised: then that exception says so, too."""
+        try:
+            self._settle(wait=True)
+        except NonFiniteError as found:
+            exception.non_finite = found  # type: ignore[attr-defined]
+            if hasattr(exception, "add_note"):  # from Python 3.11 on
+                exception.add_note(str(found))
+        except BatchLimitReached:
+            pass

@@ -1,4 +1,4 @@
-"""The statistics of tensors: `tensor_stats` for people, `measure` for hooks."""
+"""The statistics of tensors, for people. What hooks use is in measurement.py."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from .layout import coordinates
 from .recorder import Recorder, make_recorder
 from .row import Row
 
-__all__ = ["READABLE_DTYPES", "TensorStats", "measure", "tensor_stats", "why_unreadable"]
+__all__ = ["READABLE_DTYPES", "TensorStats", "apart_from_the_run", "shape_of", "tensor_stats", "why_unreadable"]
 
 READABLE_DTYPES = frozenset(
     {
@@ -61,6 +61,11 @@ class TensorStats:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @classmethod
+    def of(cls, row: Row, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> "TensorStats":
+        first_bad = None if row.first_bad is None else coordinates(row.first_bad, shape, stride)
+        return cls(*row[:-1], first_bad, math.prod(shape), dtype, shape)
+
     @property
     def inf_count(self) -> int:
         return self.posinf_count + self.neginf_count
@@ -96,6 +101,8 @@ def tensor_stats(x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = No
     Raises:
         TypeError: `x` is no tensor or holds something that is none, or a tensor has no elements to read: another
             dtype, a sparse or nested layout, the meta device. Nothing has been read then.
+        ValueError: a tensor's storage has been freed.
+        RuntimeError: its device failed, or refused the launch.
     """
     tensors = [x] if isinstance(x, Tensor) else x
     if not isinstance(tensors, Sequence) or isinstance(tensors, (str, bytes)):
@@ -107,31 +114,17 @@ def tensor_stats(x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = No
         if reason := why_unreadable(tensor):
             raise TypeError(f"{name} cannot be read, it is {reason}")
     recorder = recorder or make_recorder()
-    with _apart_from_the_run():
-        stats = [_stats(t, row) for t, row in zip(tensors, recorder.read(tensors), strict=True)]
+    with apart_from_the_run():
+        rows = recorder.record(tensors).rows()
+    for row in rows:
+        if isinstance(row, str):
+            raise RuntimeError(f"overflowstat could not read a tensor: {row}")
+    stats = [TensorStats.of(row, *shape_of(t)) for t, row in zip(tensors, rows, strict=True) if isinstance(row, Row)]
     return stats[0] if isinstance(x, Tensor) else stats
 
 
-def measure(recorder: Recorder, tensors: Sequence[Tensor]) -> list[TensorStats | str]:
-    """As tensor_stats, for a hook: never raises; in the place of a tensor that cannot be read is what it is instead."""
-    reasons = [why_unreadable(t) for t in tensors]
-    stats = iter(_read(recorder, [t for t, reason in zip(tensors, reasons, strict=True) if not reason]))
-    return [reason or next(stats) for reason in reasons]
-
-
-def _read(recorder: Recorder, tensors: Sequence[Tensor]) -> list[TensorStats | str]:
-    try:
-        with _apart_from_the_run():
-            return [_stats(t, row) for t, row in zip(tensors, recorder.read(tensors), strict=True)]
-    except Exception as error:
-        # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
-        if len(tensors) == 1:
-            return [f"not read: {type(error).__name__}"]
-        return [stats for t in tensors for stats in _read(recorder, [t])]
-
-
 @contextmanager
-def _apart_from_the_run() -> Iterator[None]:
+def apart_from_the_run() -> Iterator[None]:
     """Reading is no part of what the model does: not for a tensor subclass's own functions, not for torch.jit.trace."""
     trace = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
@@ -165,7 +158,7 @@ def _short(name: torch.dtype | torch.layout) -> str:
     return str(name).removeprefix("torch.")
 
 
-def _stats(tensor: Tensor, row: Row) -> TensorStats:
-    shape = tuple(tensor.shape)
-    first_bad = None if row.first_bad is None else coordinates(row.first_bad, shape, tensor.stride())
-    return TensorStats(*row[:-1], first_bad, math.prod(shape), tensor.dtype, shape)
+def shape_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    """(shape, strides, dtype): what a row needs of its tensor to become a TensorStats, without the tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple(tensor.shape), tensor.stride(), tensor.dtype

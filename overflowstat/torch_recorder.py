@@ -26,17 +26,48 @@ class TorchRecorder:
     """Gives the same rows as the native recorder.
 
     Cost: on a CPU two passes over slices in cache (eight where a slice holds something that is not finite), elsewhere
-    about fourteen launches a slice and one host sync a device for the whole list; extra memory of at most
-    a few slices, never a copy of a large tensor.
+    about fourteen launches a slice, and one host sync a device for all that was recorded since the last one; extra
+    memory of at most a few slices, never a copy of a large tensor.
     """
 
     name = "torch"
 
-    def read(self, tensors: Sequence[Tensor]) -> list[Row]:
+    def __init__(self) -> None:
+        self._unfetched: list[_Part] = []
+
+    def record(self, tensors: Sequence[Tensor]) -> "_Reading":
         with torch.no_grad():
             parts = [[_Part(start, _measure(x)) for start, x in _slices(tensor)] for tensor in tensors]
-        _fetch([part for of_tensor in parts for part in of_tensor])
-        return [_merge(tensor, of_tensor) for tensor, of_tensor in zip(tensors, parts, strict=True)]
+        self._unfetched += [part for of_tensor in parts for part in of_tensor if isinstance(part.measure, Tensor)]
+        kinds = [(tensor.dtype, _repeat(tensor)) for tensor in tensors]
+        return _Reading(self, list(zip(kinds, parts, strict=True)))
+
+    def fetch(self) -> None:
+        """Bring all that was recorded to the host; one sync a device."""
+        unfetched, self._unfetched = self._unfetched, []
+        by_device: dict[torch.device, list[tuple[_Part, Tensor]]] = {}
+        for part in unfetched:
+            if isinstance(part.measure, Tensor):
+                by_device.setdefault(part.measure.device, []).append((part, part.measure))
+        for of_device in by_device.values():
+            values = torch.stack([measure for _, measure in of_device]).tolist()
+            for (part, _), value in zip(of_device, values, strict=True):
+                part.measure = value
+
+
+class _Reading:
+    def __init__(self, recorder: TorchRecorder, tensors: list[tuple[tuple[torch.dtype, int], list["_Part"]]]) -> None:
+        self._recorder = recorder
+        self._tensors = tensors
+
+    def ready(self) -> bool:
+        """Whether all is at the host. A device's results come only when they are fetched."""
+        return not any(isinstance(part.measure, Tensor) for _, parts in self._tensors for part in parts)
+
+    def rows(self) -> list[Row]:
+        if not self.ready():
+            self._recorder.fetch()
+        return [_merge(dtype, repeat, parts) for (dtype, repeat), parts in self._tensors]
 
 
 def count_at_least(tensor: Tensor, threshold: float) -> int:
@@ -189,22 +220,9 @@ def _modulus(parts: Tensor) -> Tensor:
     return (squares[..., 0] + squares[..., 1]).sqrt() / scale
 
 
-def _fetch(parts: Sequence[_Part]) -> None:
-    """Bring all measures to the host; one sync a device."""
-    by_device: dict[torch.device, list[_Part]] = {}
-    for part in parts:
-        if isinstance(part.measure, Tensor):
-            by_device.setdefault(part.measure.device, []).append(part)
-    for of_device in by_device.values():
-        measures = [part.measure for part in of_device if isinstance(part.measure, Tensor)]
-        for part, values in zip(of_device, torch.stack(measures).tolist(), strict=True):
-            part.measure = values
-
-
-def _merge(tensor: Tensor, parts: Sequence[_Part]) -> Row:
+def _merge(dtype: torch.dtype, repeat: int, parts: Sequence[_Part]) -> Row:
     if not parts:
         return Row(math.nan, math.nan, math.nan, 0, 0, 0, None)
-    dtype, repeat = tensor.dtype, _repeat(tensor)
     smallest, largest, *counts, first_of_part = zip(*(part.measure for part in parts), strict=True)
     if not (dtype.is_floating_point or dtype.is_complex):
         offset = _INT64_MIN if dtype == torch.uint64 else 0

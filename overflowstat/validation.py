@@ -2,10 +2,13 @@
 
 from collections.abc import Collection
 from operator import index
+from typing import TypeVar
 
 from torch import nn
 
-__all__ = ["check_batch_numbers", "check_count", "check_model", "check_optional_count"]
+__all__ = ["check_batch_numbers", "check_count", "check_model", "check_one_of", "check_optional_count"]
+
+_Name = TypeVar("_Name", bound=str)
 
 
 def check_model(model: object) -> nn.Module:
@@ -38,6 +41,12 @@ def check_batch_numbers(name: str, value: object) -> Collection[int]:
         raise TypeError(f"{name}={value!r}: must be a list of batch numbers, not {type(value).__name__}")
     for number in value:
         check_count(f"{name}: batch number", number)
+    return value
+
+
+def check_one_of(name: str, value: _Name, allowed: Collection[str]) -> _Name:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
     return value
 
 

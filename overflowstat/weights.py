@@ -6,8 +6,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .measurement import Place, measure
 from .recorder import Recorder
-from .stats import TensorStats, measure
 
 __all__ = ["WeightPass"]
 
@@ -27,33 +27,29 @@ class _State(NamedTuple):
 class _Reading(NamedTuple):
     weight: Tensor  # held, so that its id is its own while this is
     state: _State
-    stats: TensorStats
+    place: Place
 
 
 class WeightPass:
     """The statistics of a model's parameters as they are when this is made.
 
-    Cost: one pass over each parameter, tied ones once, in one launch and one host sync a device.
+    Cost: one pass over each parameter, tied ones once, in one launch a device. Does not wait.
     """
 
     def __init__(self, modules: Iterable[nn.Module], recorder: Recorder) -> None:
         weights = {id(p): p for m in modules for p in m.parameters(recurse=False)}
-        # Others (inference tensors, wrappers without storage) could change unseen: they are read in their modules only.
+        # The others are looked at in their modules only: those that could change unseen (inference tensors, wrappers
+        # without storage) and those that have no numbers yet (lazy, offloaded).
         known = [(p, state) for p in weights.values() if (state := _state(p)) is not None]
-        contents = measure(recorder, [p for p, _ in known])
-        self._readings = {
-            id(weight): _Reading(weight, state, content)
-            for (weight, state), content in zip(known, contents, strict=True)
-            # A weight that has no numbers yet (lazy, offloaded) is looked at again in its module.
-            if isinstance(content, TensorStats)
-        }
+        measurement = measure(recorder, [p for p, _ in known])
+        self._readings = {id(known[i][0]): _Reading(*known[i], Place(measurement, i)) for i in measurement.being_read()}
 
-    def find(self, weight: Tensor) -> TensorStats | None:
-        """What was read of this weight; None if it was not there or has been changed since."""
+    def find(self, weight: Tensor) -> Place | None:
+        """Where what was read of this weight is; None if it was not there or has been changed since."""
         reading = self._readings.get(id(weight))
         if reading is None or reading.state != _state(weight):
             return None
-        return reading.stats
+        return reading.place
 
 
 def _state(weight: Tensor) -> _State | None:

@@ -196,13 +196,13 @@ def test_weights_are_read_together_once_a_batch(recorder_name: RecorderName, mon
     model[2].weight = model[0].weight
     monitor = Monitor(model, recorder=recorder_name, sinks=[])
     reads: list[list[int]] = []
-    read = monitor._recorder.read
+    record = monitor._recorder.record
 
     def counted(tensors):  # type: ignore[no-untyped-def]
         reads.append([t.data_ptr() for t in tensors])
-        return read(tensors)
+        return record(tensors)
 
-    monkeypatch.setattr(monitor._recorder, "read", counted)
+    monkeypatch.setattr(monitor._recorder, "record", counted)
     model(torch.ones(2, 3))
     weights = list(dict.fromkeys(p.data_ptr() for p in model.parameters()))
     assert reads[0] == weights and len(weights) == 5

@@ -142,7 +142,7 @@ torch.set_num_threads(3)
 tensor = torch.ones(2**22)
 tensor.sum()
 before = here()
-native.load().read([tensor])
+native.load().record([tensor]).rows()
 assert here() == before, (before, here())
 assert torch.get_num_threads() == 3
 print(len(before[0]))

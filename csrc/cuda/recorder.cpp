@@ -8,46 +8,87 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "reduce.h"
 
 namespace overflowstat::cuda {
 namespace {
 
+// 1 MiB of pinned memory: some thousand module calls that nobody has looked at yet.
+constexpr size_t kRingRows = 16384;
+
+std::string words(Error error) { return std::string(error_name(error)) + " (" + error_text(error) + ")"; }
+
 void check(Error error, const char* doing) {
-  if (error != 0) {
-    throw std::runtime_error(std::string("overflowstat: CUDA error while ") + doing + ": " + error_name(error) + " (" +
-                             error_text(error) + ")");
-  }
+  if (error != 0) throw std::runtime_error(std::string("CUDA error while ") + doing + ": " + words(error));
 }
 
-// What the launches of one device work in, kept between calls and grown on demand. Sharing it is safe because read()
-// holds a lock until the device has finished.
-struct DeviceState {
-  at::Tensor workspace;  // device memory, zero between launches
-  at::Tensor pinned;     // host memory that the device reads descriptors from and writes rows to
+at::Tensor pinned_bytes(size_t bytes) {
+  return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+}
 
-  void reserve(size_t tensors, c10::DeviceIndex device) {
+// A ring in pinned memory, which every device can write to. Aligned to its rows, since torch promises less.
+struct PinnedRing {
+  explicit PinnedRing(size_t capacity)
+      : memory(pinned_bytes((capacity + 1) * sizeof(StampedRow))),
+        ring(aligned(memory.data_ptr()), capacity, kLongestWait) {}
+
+  static StampedRow* aligned(void* start) {
+    size_t space = 2 * sizeof(StampedRow);
+    return static_cast<StampedRow*>(std::align(alignof(StampedRow), sizeof(StampedRow), start, space));
+  }
+
+  at::Tensor memory;
+  Ring ring;
+};
+
+// What the launches on one stream work in. The stream orders them, so that they can share it.
+struct StreamState {
+  at::Tensor workspace;           // zero between launches
+  std::vector<DenseTensor> list;  // that `table` holds, on the device
+  at::Tensor table;
+
+  void* workspace_for(size_t tensors, at::Device device) {
     const auto bytes = static_cast<int64_t>(workspace_bytes(tensors));
     if (!workspace.defined() || workspace.numel() < bytes) {
-      workspace = at::zeros({2 * bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA, device));
+      workspace = at::zeros({2 * bytes}, at::TensorOptions().dtype(at::kByte).device(device));
     }
-    const auto host_bytes = static_cast<int64_t>(tensors * (sizeof(DenseTensor) + sizeof(StatsRow)));
-    if (!pinned.defined() || pinned.numel() < host_bytes) {
-      pinned = at::empty({2 * host_bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+    return workspace.data_ptr();
+  }
+
+  // The table of a long list, sent to the device only where it is not the one that is there: from batch to batch the
+  // weights of a model seldom move. The copy is on the current stream; torch keeps its pinned source until it is done.
+  const DenseTensor* table_for(const std::vector<DenseTensor>& wanted, at::Device device) {
+    const size_t bytes = wanted.size() * sizeof(DenseTensor);
+    if (wanted.size() != list.size() || memcmp(wanted.data(), list.data(), bytes) != 0) {
+      const at::Tensor source = pinned_bytes(bytes);
+      memcpy(source.data_ptr(), wanted.data(), bytes);
+      list.clear();
+      table = at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device));
+      table.copy_(source, /*non_blocking=*/true);
+      list = wanted;
     }
+    return static_cast<const DenseTensor*>(table.data_ptr());
   }
 };
 
-struct Pending {
-  Stream stream;
-  std::vector<const Source*> sources;  // in the order of their rows
-  const StatsRow* rows;
+struct State {
+  std::mutex mutex;
+  std::unique_ptr<PinnedRing> ring;
+  std::map<std::pair<c10::DeviceIndex, c10::StreamId>, StreamState> streams;
 };
+
+State& state() {
+  static State& state = *new State;  // not destroyed, since CUDA may be gone before static destructors run
+  return state;
+}
 
 StridedTensor strided_descriptor(const Source& source) {
   StridedTensor tensor{};
@@ -62,55 +103,73 @@ StridedTensor strided_descriptor(const Source& source) {
   return tensor;
 }
 
-Pending launch(DeviceState& state, c10::DeviceIndex device, std::vector<const Source*> sources) {
-  const c10::cuda::CUDAGuard guard(device);
-  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
-    throw std::runtime_error("overflowstat: tensors are not read while a CUDA graph is captured");
-  }
-  const Stream stream = c10::cuda::getCurrentCUDAStream(device).stream();
-  const auto strided_begin =
-      std::stable_partition(sources.begin(), sources.end(), [](const Source* s) { return s->layout->is_dense(); });
-  const size_t dense_count = strided_begin - sources.begin();
+Poll poll_of(c10::cuda::CUDAStream stream) {
+  return [stream]() -> std::pair<Progress, std::string> {
+    const c10::cuda::CUDAGuard guard(stream.device_index());
+    const Error error = query(stream.stream());
+    if (error == 0) return {Progress::kFinished, ""};
+    if (error == kNotReady) return {Progress::kRunning, ""};
+    return {Progress::kFailed, words(error)};
+  };
+}
 
-  state.reserve(sources.size(), device);
-  auto* rows = static_cast<StatsRow*>(state.pinned.data_ptr());
-  auto* dense = reinterpret_cast<DenseTensor*>(rows + sources.size());
-  for (size_t i = 0; i < dense_count; ++i) {
-    const Source& source = *sources[i];
-    dense[i] = {source.data, static_cast<uint64_t>(source.layout->count), source.format, 0};
+// `sources` are of one device and its dense ones come first. Rows are in their order.
+void launch_on(const c10::cuda::CUDAStream& stream, const std::vector<const Source*>& sources, Frame& frame) {
+  const at::Device device = stream.device();
+  StreamState& of_stream = state().streams[{stream.device_index(), stream.id()}];
+  void* workspace = of_stream.workspace_for(sources.size(), device);
+
+  std::vector<DenseTensor> dense;
+  for (const Source* s : sources) {
+    if (s->layout->is_dense()) dense.push_back({s->data, static_cast<uint64_t>(s->layout->count), s->format, 0});
   }
-  if (dense_count > 0) {
-    const uint64_t chunks = plan_chunks(dense, dense_count);
-    check(launch_dense(dense, dense_count, chunks, state.workspace.data_ptr(), rows, stream), "launching the pass");
+  if (!dense.empty()) {
+    TensorList list{};
+    list.count = static_cast<uint32_t>(dense.size());
+    list.total_chunks = plan_chunks(dense.data(), dense.size());
+    if (dense.size() <= kInlineTensors) {
+      std::copy(dense.begin(), dense.end(), list.inlined);
+    } else {
+      list.table = of_stream.table_for(dense, device);
+    }
+    check(launch_dense(list, workspace, frame.rows(), frame.stamp(), stream.stream()), "launching the pass");
   }
-  for (size_t i = dense_count; i < sources.size(); ++i) {
-    check(launch_strided(strided_descriptor(*sources[i]), state.workspace.data_ptr(), rows + i, stream),
+  for (size_t i = dense.size(); i < sources.size(); ++i) {
+    check(launch_strided(strided_descriptor(*sources[i]), workspace, frame.rows() + i, frame.stamp(), stream.stream()),
           "launching the strided pass");
   }
-  return {stream, std::move(sources), rows};
 }
 
 }  // namespace
 
-void read(const std::vector<Source>& sources) {
-  // Not destroyed, since CUDA may be gone before static destructors run.
-  static auto& mutex = *new std::mutex;
-  static auto& states = *new std::map<c10::DeviceIndex, DeviceState>;
-  const std::lock_guard<std::mutex> lock(mutex);
-
+void launch(const std::vector<Source>& sources, Reading& reading) {
   std::map<c10::DeviceIndex, std::vector<const Source*>> by_device;
   for (const Source& source : sources) by_device[source.device].push_back(&source);
 
-  try {
-    std::vector<Pending> pending;
-    for (auto& [device, list] : by_device) pending.push_back(launch(states[device], device, std::move(list)));
-    for (const Pending& done : pending) {
-      check(wait(done.stream), "waiting for the pass");
-      for (size_t i = 0; i < done.sources.size(); ++i) *done.sources[i]->row = done.rows[i];
+  // Held over the launches, so that frames are launched in the order in which they were begun.
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  for (auto& [device, list] : by_device) {
+    const c10::cuda::CUDAGuard guard(device);
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+      throw std::runtime_error("tensors are not read while a CUDA graph is captured");
     }
-  } catch (...) {
-    states.clear();  // a workspace that a launch has left half done is of no use to the next
-    throw;
+    std::stable_partition(list.begin(), list.end(), [](const Source* s) { return s->layout->is_dense(); });
+    if (!state().ring || list.size() > state().ring->ring.capacity()) {
+      // An outgrown ring lives as long as the frames that are in it, which nobody can tell: it is left to them.
+      state().ring.release();
+      state().ring = std::make_unique<PinnedRing>(std::max(kRingRows, 2 * list.size()));
+    }
+    const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
+    const std::shared_ptr<Frame> frame = state().ring->ring.begin(list.size(), poll_of(stream));
+    try {
+      launch_on(stream, list, *frame);
+    } catch (...) {
+      state().streams.erase({stream.device_index(), stream.id()});  // a workspace left half done is of no use
+      throw;
+    }
+    std::vector<size_t> entries;
+    for (const Source* source : list) entries.push_back(source->entry);
+    reading.add(frame, std::move(entries));
   }
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../layout.h"
-#include "../stats_row.h"
+#include "../recorder.h"
 
 namespace overflowstat::cuda {
 
@@ -15,12 +15,13 @@ struct Source {
   c10::DeviceIndex device;
   Format format;
   const Layout* layout;
-  StatsRow* row;  // written before read() returns, without layout->repeat
+  size_t entry;  // of the reading that the row is for
 };
 
-// Launches on the current stream of each tensor's device and waits once for each device. Thread-safe.
-// Throws std::runtime_error with CUDA's own words if a launch or the wait fails, or during a graph capture, where
-// waiting is not allowed.
-void read(const std::vector<Source>& sources);
+// Launches the reading of tensors in CUDA memory on the current stream of each one's device, and adds the frames that
+// the rows will be in to `reading`. No wait, no copy of a tensor; device memory is allocated only where a list is
+// longer than any before. Thread-safe. Throws std::runtime_error with CUDA's own words if a launch is refused, or
+// during a graph capture.
+void launch(const std::vector<Source>& sources, Reading& reading);
 
 }  // namespace overflowstat::cuda

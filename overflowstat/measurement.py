@@ -1,0 +1,77 @@
+"""The statistics of tensors, for hooks: never raises, never waits before it is asked for what it found."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .recorder import Reading, Recorder
+from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
+
+__all__ = ["Measurement", "Place", "measure"]
+
+Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class Measurement:
+    """What is known, now or later, of some tensors. Holds no tensor."""
+
+    def __init__(self, count: int) -> None:
+        self._contents: list[TensorStats | str] = [""] * count
+        self._readings: list[tuple[Reading, list[tuple[int, Shape]]]] = []
+
+    def ready(self) -> bool:
+        """Whether `contents` would not wait."""
+        return all(reading.ready() for reading, _ in self._readings)
+
+    def being_read(self) -> set[int]:
+        """Positions of the tensors that are on their way."""
+        return {i for _, places in self._readings for i, _ in places}
+
+    def contents(self) -> Sequence[TensorStats | str]:
+        """The statistics of each tensor, or what it is that cannot be read, or why it was not. May wait."""
+        for reading, places in self._readings:
+            for (i, shape), row in zip(places, reading.rows(), strict=True):
+                self._contents[i] = f"not read: {row}" if isinstance(row, str) else TensorStats.of(row, *shape)
+        self._readings.clear()
+        return self._contents
+
+    def begin(self, recorder: Recorder, tensors: Iterable[tuple[int, Tensor]]) -> None:
+        """Record these, each told by its place."""
+        tensors = list(tensors)
+        try:
+            with apart_from_the_run():
+                places = [(i, shape_of(tensor)) for i, tensor in tensors]
+                self._readings.append((recorder.record([tensor for _, tensor in tensors]), places))
+        except Exception as error:
+            # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
+            if len(tensors) == 1:
+                self.put(tensors[0][0], f"not read: {type(error).__name__}")
+            else:
+                for one in tensors:
+                    self.begin(recorder, [one])
+
+    def put(self, i: int, content: str) -> None:
+        self._contents[i] = content
+
+
+class Place(NamedTuple):
+    """One tensor of a measurement."""
+
+    measurement: Measurement
+    position: int
+
+
+def measure(recorder: Recorder, tensors: Sequence[Tensor]) -> Measurement:
+    """Begin to read tensors as they are now: all that can be read in one `Recorder.record`."""
+    measurement = Measurement(len(tensors))
+    readable = []
+    for i, tensor in enumerate(tensors):
+        if reason := why_unreadable(tensor):
+            measurement.put(i, reason)
+        else:
+            readable.append((i, tensor))
+    if readable:
+        measurement.begin(recorder, readable)
+    return measurement

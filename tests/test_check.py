@@ -1,0 +1,321 @@
+"""When numbers are judged that are late, as those of a GPU are: `check="module"`, "batch" and "step"."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from overflowstat import BatchLimitReached, Monitor, NonFiniteError, torch_recorder
+from overflowstat.monitor import CHECKS, CheckName
+from overflowstat.recorder import Reading, make_recorder
+from overflowstat.row import Row
+
+
+class LateReading:
+    def __init__(self, recorder: "LateRecorder", reading: Reading) -> None:
+        self.recorder = recorder
+        self.reading = reading
+        self.failure: str | None = None
+        self.arrived = False
+
+    def ready(self) -> bool:
+        return self.arrived
+
+    def rows(self) -> Sequence[Row | str]:
+        if not self.arrived:
+            self.recorder.waited_for.append(self)
+            self.recorder.arrive()  # whoever waits for one waits for all that was launched before, and takes no longer
+        rows = self.reading.rows()
+        return rows if self.failure is None else [self.failure] * len(rows)
+
+
+class LateRecorder:
+    """Reads at once, as a stream does in its order, and tells only when it is told to, or waited for."""
+
+    name = "late"
+
+    def __init__(self) -> None:
+        self.recorder = make_recorder("torch")
+        self.readings: list[LateReading] = []
+        self.waited_for: list[LateReading] = []
+
+    def record(self, tensors: Sequence[Tensor]) -> LateReading:
+        self.readings.append(LateReading(self, self.recorder.record(tensors)))
+        return self.readings[-1]
+
+    def arrive(self) -> None:
+        for reading in self.readings:
+            reading.arrived = True
+
+
+class Step(nn.Module):
+    """Does something to its input, and tells that it ran."""
+
+    def __init__(self, ran: list[str], name: str, does: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.ran, self.name, self.does = ran, name, does
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ran.append(self.name)
+        return self.does(x * self.weight)
+
+
+def chain(ran: list[str], **steps: Callable[[Tensor], Tensor]) -> nn.Sequential:
+    return nn.Sequential(*[Step(ran, name, does) for name, does in steps.items()])
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def overflow(x: Tensor) -> Tensor:
+    return x * 1e39
+
+
+X = torch.ones(2)
+
+
+def detect(check: CheckName, call: Callable[[nn.Sequential, Monitor], Any]) -> tuple[NonFiniteError, list[str]]:
+    """The error that `call` raises on a model that overflows in the second of four modules, and which of them ran."""
+    ran: list[str] = []
+    model = chain(ran, a=same, b=overflow, c=same, d=same)
+    monitor = Monitor(model, recorder=LateRecorder(), check=check)
+    with pytest.raises(NonFiniteError) as raised:
+        call(model, monitor)
+    return raised.value, ran
+
+
+def forward(model: nn.Sequential, monitor: Monitor) -> None:
+    model(X)
+
+
+def test_module_raises_in_the_very_hook() -> None:
+    _, ran = detect("module", forward)
+    assert ran == ["a", "b"]
+
+
+def test_batch_raises_out_of_the_call_of_the_model() -> None:
+    _, ran = detect("batch", forward)
+    assert ran == ["a", "b", "c", "d"]
+
+
+def forward_then_forward(model: nn.Sequential, monitor: Monitor) -> None:
+    model(X)
+    assert monitor.batch_number == 1
+    model(X)
+
+
+def forward_then_optimizer(model: nn.Sequential, monitor: Monitor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(X).sum().backward()
+    before = [p.clone() for p in model.parameters()]
+    try:
+        optimizer.step()
+    finally:
+        assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def forward_then_check(model: nn.Sequential, monitor: Monitor) -> None:
+    model(X)
+    monitor.check()
+
+
+def forward_then_remove(model: nn.Sequential, monitor: Monitor) -> None:
+    model(X)
+    monitor.remove()
+
+
+def forward_in_a_block(model: nn.Sequential, monitor: Monitor) -> None:
+    with monitor:
+        model(X)
+
+
+@pytest.mark.parametrize(
+    "call", [forward_then_forward, forward_then_optimizer, forward_then_check, forward_then_remove, forward_in_a_block]
+)
+def test_step_raises_before_the_numbers_are_used(call: Callable[[nn.Sequential, Monitor], None]) -> None:
+    error, ran = detect("step", call)
+    assert ran == ["a", "b", "c", "d"] and error.batch_number == 0
+
+
+def test_the_report_is_the_same_whenever_it_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = {"module": forward, "batch": forward, "step": forward_then_check}
+    reports = []
+    for check in CHECKS:
+        error, _ = detect(check, calls[check])
+        assert [frame.module for frame in error.frames] == ["0", "1"]
+        reports.append((capsys.readouterr().out, str(error), error.frames))
+    assert reports[0] == reports[1] == reports[2]
+
+
+def test_what_has_arrived_is_judged_by_the_next_hook_without_a_wait() -> None:
+    ran: list[str] = []
+    recorder = LateRecorder()
+
+    def arrive(x: Tensor) -> Tensor:
+        recorder.arrive()
+        return x
+
+    model = chain(ran, a=overflow, b=same, c=arrive, d=same)
+    Monitor(model, recorder=recorder, sinks=[])
+    with pytest.raises(NonFiniteError) as raised:
+        model(X)
+    assert ran == ["a", "b", "c"] and [f.module for f in raised.value.frames] == ["0"]
+    assert recorder.waited_for == []
+
+
+@pytest.mark.parametrize(("check", "waits"), [("module", 5), ("batch", 1), ("step", 0)])
+def test_waits_of_a_batch(check: CheckName, waits: int) -> None:
+    recorder = LateRecorder()
+    model = chain([], a=same, b=same, c=same, d=same)
+    monitor = Monitor(model, recorder=recorder, check=check, sinks=[])
+    model(X)
+    # Weights are read at the first call of the batch and waited for there by "module", together with it.
+    extra = 1 if check == "module" else 0
+    assert len(recorder.waited_for) <= waits + extra
+    recorder.arrive()
+    recorder.waited_for.clear()
+    monitor.check()
+    assert recorder.waited_for == []
+
+
+def test_traced_batches_are_printed_as_they_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def tell(x: Tensor) -> Tensor:
+        print("the model's own line")
+        return x
+
+    model = chain([], a=same, b=tell, c=same)
+    Monitor(model, recorder=LateRecorder(), check="step", trace_batch_nums=[0])
+    model(X)
+    out = capsys.readouterr().out
+    assert out.index(" 0 Step") < out.index("the model's own line") < out.index(" 1 Step")
+    assert out.rstrip().endswith("output") and out.count(" Sequential\n") == 1
+
+
+def test_a_bad_value_in_host_memory_raises_in_its_module_after_what_ran_before_it_is_judged() -> None:
+    class LateAtFirst(LateRecorder):
+        def record(self, tensors: Sequence[Tensor]) -> LateReading:
+            reading = super().record(tensors)
+            reading.arrived = len(self.readings) != 2  # only the first call's numbers are on a device
+            return reading
+
+    for first, bad in ((same, "1"), (overflow, "0")):
+        ran: list[str] = []
+        recorder = LateAtFirst()
+        model = chain(ran, a=first, b=overflow, c=same)
+        Monitor(model, recorder=recorder, sinks=[])
+        with pytest.raises(NonFiniteError) as raised:
+            model(X)
+        assert ran == ["a", "b"] and raised.value.frames[-1].module == bad
+
+
+def test_an_exception_of_the_forward_tells_that_the_numbers_had_gone_bad_before() -> None:
+    """As a device-side assert or an index error after an overflow does."""
+
+    def fail(x: Tensor) -> Tensor:
+        raise IndexError("index out of range")
+
+    model = chain([], a=same, b=overflow, c=fail)
+    recorder = LateRecorder()
+    monitor = Monitor(model, recorder=recorder, sinks=[])
+    with pytest.raises(IndexError) as raised:
+        model(X)
+    found = raised.value.non_finite  # type: ignore[attr-defined]
+    assert isinstance(found, NonFiniteError) and [frame.module for frame in found.frames] == ["0", "1"]
+    if hasattr(raised.value, "__notes__"):
+        assert raised.value.__notes__ == [str(found)]
+    assert monitor.batch_number == 1
+
+
+def test_an_exception_of_a_clean_forward_is_left_as_it_is() -> None:
+    def fail(x: Tensor) -> Tensor:
+        raise IndexError("index out of range")
+
+    model = chain([], a=same, b=fail)
+    monitor = Monitor(model, recorder=LateRecorder(), sinks=[])
+    with pytest.raises(IndexError) as raised:
+        model(X)
+    assert not hasattr(raised.value, "non_finite") and not hasattr(raised.value, "__notes__")
+    assert monitor.batch_number == 1
+
+
+def test_a_device_that_fails_leaves_lines_that_say_so() -> None:
+    recorder = LateRecorder()
+    model = chain([], a=same, b=same)
+    monitor = Monitor(model, recorder=recorder, check="step", sinks=[])
+    model(X)
+    for reading in recorder.readings[2:]:
+        reading.failure = "cudaErrorAssert (device-side assert triggered)"
+    monitor.check()
+    first, second, _ = monitor.frames
+    assert not isinstance(first.lines[-1].content, str)
+    assert second.lines[-1].content == "not read: cudaErrorAssert (device-side assert triggered)"
+
+
+def test_the_batches_after_a_detection_are_judged_on_their_own() -> None:
+    model = chain([], a=overflow, b=same)
+    monitor = Monitor(model, recorder=LateRecorder(), check="step", sinks=[])
+    for number in range(3):
+        model(X)
+        with pytest.raises(NonFiniteError) as raised:
+            monitor.check()
+        assert raised.value.batch_number == number
+        monitor.check()
+
+
+def test_abort_comes_after_the_numbers_of_its_batch_are_judged() -> None:
+    for does, error in ((overflow, NonFiniteError), (same, BatchLimitReached)):
+        model = chain([], a=does)
+        Monitor(model, recorder=LateRecorder(), abort_after_batch_num=0, sinks=[])
+        with pytest.raises(error):
+            model(X)
+
+
+def test_nothing_keeps_activations_alive_while_their_numbers_are_late() -> None:
+    import gc
+    import weakref
+
+    made: list[weakref.ref[Tensor]] = []
+
+    def make(x: Tensor) -> Tensor:
+        y = x + 1
+        made.append(weakref.ref(y))
+        return y
+
+    model = chain([], a=make, b=lambda x: x * 2)
+    with torch.no_grad():
+        monitor = Monitor(model, recorder=LateRecorder(), check="step", sinks=[])
+        model(X)
+    gc.collect()
+    assert made[0]() is None and len(monitor._queue) == 3
+
+
+def test_plain_torch_fetches_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_recorder, "_results_are_at_hand", lambda device: False)
+    fetches: list[torch_recorder.TorchRecorder] = []
+    fetch = torch_recorder.TorchRecorder.fetch
+
+    def counted(self: torch_recorder.TorchRecorder) -> None:
+        fetches.append(self)
+        fetch(self)
+
+    monkeypatch.setattr(torch_recorder.TorchRecorder, "fetch", counted)
+    model = chain([], a=same, b=same, c=same)
+    expected_fetches: dict[CheckName, int] = {"module": 4, "batch": 1, "step": 0}
+    for check, expected in expected_fetches.items():
+        fetches.clear()
+        monitor = Monitor(model, recorder="torch", check=check, sinks=[])
+        model(X)
+        assert len(fetches) == expected
+        monitor.remove()
+
+
+@pytest.mark.parametrize("check", ["", "Module", None, True])
+def test_another_word_for_check_is_refused(check: Any) -> None:
+    model = nn.Sequential(nn.Identity())
+    with pytest.raises(ValueError, match="check="):
+        Monitor(model, check=check)
+    assert not model._forward_hooks
