@@ -61,6 +61,7 @@ class Build:
 
     threads: int = 64
     chunk_bytes: int = 1024
+    lane_bits: int = 32  # 16 as from compute capability 9.0 on
     flags: tuple[str, ...] = ("-O1",)
     program: bool = False  # the program replay instead of a library for ctypes
 
@@ -75,6 +76,7 @@ class Build:
         command += [
             f"-DOVERFLOWSTAT_CUDA_THREADS={self.threads}",
             f"-DOVERFLOWSTAT_CUDA_CHUNK_BYTES={self.chunk_bytes}",
+            f"-DOVERFLOWSTAT_CUDA_LANE_BITS={self.lane_bits}",
         ]
         command += ["-I", str(STANDIN), "-I", str(csrc), str(source)]
         digest = hashlib.sha256(" ".join(command).encode())

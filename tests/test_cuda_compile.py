@@ -12,7 +12,7 @@ from overflowstat import toolkit
 
 REDUCE = Path(__file__).parent.parent / "csrc" / "cuda" / "reduce.cu"
 ARCHITECTURES = ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0"]
-MOST_REGISTERS = 80  # for a thread, so that three blocks of 256 fit the 65536 of a multiprocessor
+MOST_REGISTERS = 64  # for a thread, so that four blocks of 256 fit the 65536 of a multiprocessor
 
 CUDA, PROBLEM = toolkit.find_cuda_toolkit()
 

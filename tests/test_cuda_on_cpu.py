@@ -25,15 +25,18 @@ def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@pytest.fixture(scope="session")
-def small_device() -> DeviceOnCpu:
-    return DeviceOnCpu(Build().compile())
+LANE_BITS = [32, 16]  # up to compute capability 8.9, and from 9.0 on
 
 
-@pytest.fixture(scope="session")
-def one_warp_device() -> DeviceOnCpu:
+@pytest.fixture(scope="session", params=LANE_BITS, ids=lambda bits: f"lanes of {bits} bits")
+def small_device(request: pytest.FixtureRequest) -> DeviceOnCpu:
+    return DeviceOnCpu(Build(lane_bits=request.param).compile())
+
+
+@pytest.fixture(scope="session", params=LANE_BITS, ids=lambda bits: f"lanes of {bits} bits")
+def one_warp_device(request: pytest.FixtureRequest) -> DeviceOnCpu:
     """Blocks of one warp, which switch least: for tests of very many tensors."""
-    return DeviceOnCpu(Build(threads=32).compile())
+    return DeviceOnCpu(Build(threads=32, lane_bits=request.param).compile())
 
 
 @pytest.fixture(scope="session")

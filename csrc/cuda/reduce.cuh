@@ -12,6 +12,7 @@
 
 #include "../number_format.h"
 #include "../stats_row.h"
+#include "packed.cuh"
 #include "reduce.h"
 
 namespace overflowstat::cuda {
@@ -28,8 +29,8 @@ constexpr uint32_t kThreads = OVERFLOWSTAT_CUDA_THREADS;
 constexpr uint32_t kWarpSize = 32;
 constexpr uint32_t kWarps = kThreads / kWarpSize;
 constexpr uint32_t kAllLanes = 0xffffffffu;
-// What a multiprocessor should hold at once: 48 KiB of loads in flight, and 80 registers for a thread.
-constexpr uint32_t kBlocksPerMultiprocessor = 3;
+// What a multiprocessor should hold at once: 64 KiB of loads in flight, and 64 registers for a thread.
+constexpr uint32_t kBlocksPerMultiprocessor = 4;
 
 // The unit in which tensors are dealt out to blocks: a multiple of every element's size, and small enough that the
 // shares of all blocks take about the same time.
@@ -63,15 +64,6 @@ struct Workspace {
   Partial partials[1];  // one for each tensor
 };
 
-template <class T>
-__device__ __forceinline__ T larger(T a, T b) {
-  return a < b ? b : a;
-}
-template <class T>
-__device__ __forceinline__ T smaller(T a, T b) {
-  return a < b ? a : b;
-}
-
 __device__ __forceinline__ void combine(Partial& into, const Partial& other) {
   into.not_abs_min = larger(into.not_abs_min, other.not_abs_min);
   into.finite_abs_max = larger(into.finite_abs_max, other.finite_abs_max);
@@ -100,11 +92,11 @@ __device__ __forceinline__ typename F::Key key_of(typename F::Element element) {
   }
 }
 
-// What one load brings: kCount elements, of which element(k) is one. Vectors stay packed, because 64 bytes of 8-bit
-// elements would take 64 registers.
+// What one load brings: kCount elements, of which element(k) is one; their keys come in kWords words.
 template <class F>
 struct Vector {
   static constexpr int kCount = kVectorBytes / sizeof(typename F::Element);
+  static constexpr int kWords = kIsComplex<F> ? kCount : kVectorBytes / sizeof(Word<F>);
   uint4 packed;
 
   __device__ __forceinline__ typename F::Element element(int k) const {
@@ -113,23 +105,33 @@ struct Vector {
     };
     return bit_cast<Elements>(packed).of[k];
   }
+  __device__ __forceinline__ Word<F> keys(int k) const {
+    if constexpr (kIsComplex<F>) {
+      return key_of<F>(element(k));
+    } else {
+      struct Words {
+        Word<F> of[kWords];
+      };
+      return keys_of_word<F>(bit_cast<Words>(packed).of[k]);
+    }
+  }
 };
 template <class F>
 struct Single {
   static constexpr int kCount = 1;
+  static constexpr int kWords = 1;
   typename F::Element value;
 
   __device__ __forceinline__ typename F::Element element(int) const { return value; }
+  // Extremes may meet a key more than once, so it is every key of its word.
+  __device__ __forceinline__ Word<F> keys(int) const { return key_of<F>(value) * kOnes<F>; }
 };
 
 // One thread's share of a tensor's row.
 template <class F>
 struct Accumulator {
-  // Comparisons of 8 and 16 bits cost what those of 32 do.
-  using Key = std::conditional_t<sizeof(typename F::Key) == 8, uint64_t, uint32_t>;
-
-  Key abs_min = ~Key{0};   // of all keys: that of a NaN is larger than any that matters
-  Key finite_abs_max = 0;  // of the items that are all finite
+  Extremes<F> extremes;  // smallest of all keys, that of a NaN being larger than any that matters; largest of the items
+                         // that are all finite
   Partial& rare;
 
   __device__ __forceinline__ Accumulator() : rare(rare_partial()) { rare = Partial{}; }
@@ -140,7 +142,7 @@ struct Accumulator {
 #pragma unroll
     for (int k = 0; k < Item::kCount; ++k) {
       const typename F::Element element = item.element(k);
-      const Key key = key_of<F>(element);
+      const Word<F> key = key_of<F>(element);
       if (key < F::kFirstNonFinite) {
         row.finite_abs_max = larger<uint64_t>(row.finite_abs_max, key);
       } else {
@@ -152,8 +154,8 @@ struct Accumulator {
 
   __device__ __forceinline__ Partial partial() const {
     StatsRow row;
-    if (F::kIsInteger || abs_min < F::kFirstNan) row.abs_min = abs_min;
-    row.finite_abs_max = finite_abs_max;
+    if (F::kIsInteger || extremes.smallest() < F::kFirstNan) row.abs_min = extremes.smallest();
+    row.finite_abs_max = extremes.largest();
     Partial both = rare;
     combine(both, to_partial(row));
     return both;
@@ -178,28 +180,23 @@ __device__ __forceinline__ void count_batch(Accumulator<F>& acc, const Source& s
 // repeats the last: harmless for the extrema, left out where elements are counted.
 template <bool kPastLast, class F, class Source>
 __device__ __forceinline__ void read_batch(Accumulator<F>& acc, const Source& source, uint64_t i, uint64_t count) {
-  using Key = typename Accumulator<F>::Key;
   typename Source::Item items[Source::kInFlight];
 #pragma unroll
   for (int n = 0; n < Source::kInFlight; ++n) {
     const uint64_t at = i + n * kThreads;
     items[n] = source.load(kPastLast ? smaller(at, count - 1) : at);
   }
-  Key low = ~Key{0}, high = 0;
+  Extremes<F> batch;
 #pragma unroll
   for (int n = 0; n < Source::kInFlight; ++n) {
 #pragma unroll
-    for (int k = 0; k < Source::Item::kCount; ++k) {
-      const Key key = key_of<F>(items[n].element(k));
-      low = smaller(low, key);
-      high = larger(high, key);
-    }
+    for (int k = 0; k < Source::Item::kWords; ++k) batch.take(items[n].keys(k));
   }
-  acc.abs_min = smaller(acc.abs_min, low);
+  acc.extremes.take_smallest(batch);
   if constexpr (F::kIsInteger) {
-    acc.finite_abs_max = larger(acc.finite_abs_max, high);
-  } else if (high < F::kFirstNonFinite) {
-    acc.finite_abs_max = larger(acc.finite_abs_max, high);
+    acc.extremes.take_largest(batch);
+  } else if (__builtin_expect(batch.largest() < F::kFirstNonFinite, true)) {
+    acc.extremes.take_largest(batch);
   } else {
     count_batch(acc, source, i, count, items);
   }
@@ -209,8 +206,11 @@ __device__ __forceinline__ void read_batch(Accumulator<F>& acc, const Source& so
 template <class F, class Source>
 __device__ __forceinline__ void read(Accumulator<F>& acc, const Source& source, uint64_t count) {
   constexpr uint64_t kInFlight = Source::kInFlight;
+  constexpr uint64_t kToLast = (kInFlight - 1) * kThreads;
+  const uint64_t full_until = count - smaller(count, kToLast);
   uint64_t i = threadIdx.x;
-  for (; i + (kInFlight - 1) * kThreads < count; i += kInFlight * kThreads) read_batch<false>(acc, source, i, count);
+#pragma unroll 1  // the compiler would join batches, and use the first before the last is on its way
+  for (; i < full_until; i += kInFlight * kThreads) read_batch<false>(acc, source, i, count);
   if constexpr (kInFlight > 1) {
     if (i < count) read_batch<true>(acc, source, i, count);
   }
@@ -257,7 +257,7 @@ __device__ __forceinline__ int64_t element_offset(const StridedTensor& tensor, u
 // Aligned 16-byte vectors.
 template <class F>
 struct Vectors {
-  static constexpr int kInFlight = kIsComplex<F> ? 2 : 4;  // the call of called_key leaves few registers
+  static constexpr int kInFlight = kIsComplex<F> ? 1 : 4;  // the call of called_key leaves few registers
   using Item = Vector<F>;
   const uint4* data;
   uint64_t first_index;

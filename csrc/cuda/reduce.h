@@ -36,8 +36,8 @@ struct StridedTensor {
 // Fills in first_chunk; returns the chunks of the whole list, which launch_dense refuses from 2**32 on: 256 TiB.
 uint64_t plan_chunks(DenseTensor* tensors, size_t count);
 
-// A list of tensors after plan_chunks. A short one travels in the kernel's arguments, so that nothing has to outlive the
-// call that launches it; a longer one is a table in device memory, which has to.
+// A list of tensors after plan_chunks. A short one travels in the kernel's arguments, so that nothing has to outlive
+// the call that launches it; a longer one is a table in device memory, which has to.
 constexpr size_t kInlineTensors = 64;
 struct TensorList {
   const DenseTensor* table;  // used where count > kInlineTensors

@@ -334,6 +334,12 @@ T __ldcg(const T* address) {
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline unsigned __vminu2(unsigned a, unsigned b) {
+  return std::min(a >> 16, b >> 16) << 16 | std::min(a & 0xffff, b & 0xffff);
+}
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+  return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xffff, b & 0xffff);
+}
 
 // ---- the runtime
 
