@@ -3,8 +3,8 @@
 //
 // Every format maps an element to a *key*: an unsigned integer that orders as the magnitude does, with
 //     key(finite) < key(inf) < key(NaN)
-// so that the extrema of a tensor are integer extrema. No float is ever compared, hence NaN payloads, signed zeros,
-// subnormals and flush-to-zero modes cannot change an answer.
+// so that the extrema of a tensor are integer extrema. No float is ever compared (but for the parts of complex numbers,
+// whose modulus is computed), hence NaN payloads, signed zeros and subnormals cannot change an answer.
 #pragma once
 
 #include <cstdint>

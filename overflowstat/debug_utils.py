@@ -15,7 +15,7 @@ from .recorder import RecorderName
 from .report import ReferenceStyle, notices, stats_line
 from .stats import tensor_stats
 from .torch_recorder import count_at_least
-from .validation import check_batch_numbers, check_optional_count
+from .validation import check_batch_numbers, check_optional_count, check_tensor
 
 __all__ = ["DebugOption", "DebugUnderflowOverflow", "detect_overflow", "get_abs_min_max"]
 
@@ -130,7 +130,7 @@ def get_abs_min_max(var: Tensor, ctx: str) -> str:
 
     Cost and errors are those of `tensor_stats`.
     """
-    return stats_line(tensor_stats(var), ctx)
+    return stats_line(tensor_stats(check_tensor("var", var)), ctx)
 
 
 def detect_overflow(var: Tensor, ctx: str, *, thresholds: Sequence[float] = ()) -> bool:
@@ -143,7 +143,7 @@ def detect_overflow(var: Tensor, ctx: str, *, thresholds: Sequence[float] = ()) 
 
     Cost and errors are those of `tensor_stats`; each threshold takes a pass of its own.
     """
-    stats = tensor_stats(var)
+    stats = tensor_stats(check_tensor("var", var))
     for notice in notices(stats, ctx):
         print(notice)
     for threshold in thresholds:

@@ -1,9 +1,13 @@
 """What a monitor raises, and how it warns."""
 
+from __future__ import annotations
+
 import sys
 import warnings
+from typing import TYPE_CHECKING
 
-from .frames import Frame
+if TYPE_CHECKING:
+    from .frames import Frame
 
 __all__ = ["BatchLimitReached", "MonitorWarning", "NonFiniteError", "warn_user"]
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .errors import warn_user
 from .recorder import Reading, Recorder
 from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
 
@@ -34,6 +35,8 @@ class Measurement:
         for reading, places in self._readings:
             for (i, shape), row in zip(places, reading.rows(), strict=True):
                 self._contents[i] = f"not read: {row}" if isinstance(row, str) else TensorStats.of(row, *shape)
+                if isinstance(row, str):
+                    warn_user(f"tensors could not be read, and are not judged: {row}")
         self._readings.clear()
         return self._contents
 
@@ -48,6 +51,8 @@ class Measurement:
             # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
             if len(tensors) == 1:
                 self.put(tensors[0][0], f"not read: {type(error).__name__}")
+                if not isinstance(error, ValueError):  # which is how a recorder refuses one tensor for what it is
+                    warn_user(f"a tensor could not be read, and is not judged: {type(error).__name__}: {error}")
             else:
                 for one in tensors:
                     self.begin(recorder, [one])
@@ -68,10 +73,17 @@ def measure(recorder: Recorder, tensors: Sequence[Tensor]) -> Measurement:
     measurement = Measurement(len(tensors))
     readable = []
     for i, tensor in enumerate(tensors):
-        if reason := why_unreadable(tensor):
+        if reason := _reason(tensor):
             measurement.put(i, reason)
         else:
             readable.append((i, tensor))
     if readable:
         measurement.begin(recorder, readable)
     return measurement
+
+
+def _reason(tensor: Tensor) -> str:
+    try:
+        return why_unreadable(tensor)
+    except Exception as error:  # of a subclass's own making
+        return f"not read: {type(error).__name__}"

@@ -1,12 +1,14 @@
 """Monitor: hooks on every module of a model, one frame a module call, a judgement of each."""
 
 import sys
+import threading
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from typing import Literal, NoReturn, get_args
 
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from . import capture
 from .errors import BatchLimitReached, NonFiniteError, warn_user
@@ -17,7 +19,7 @@ from .pending import PendingFrame
 from .recorder import Recorder, RecorderName, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
-from .validation import check_batch_numbers, check_model, check_one_of, check_optional_count
+from .validation import check_batch_numbers, check_methods, check_model, check_one_of, check_optional_count
 from .weights import WeightPass
 
 __all__ = ["CheckName", "Monitor"]
@@ -55,8 +57,8 @@ class Monitor:
         check: when numbers on a GPU are judged, which takes a wait for it. "module": in the hook of each module call.
             "batch": as they arrive, and what is missing at the end of the root's forward, so that the error leaves the
             call of the model, while later modules may have run. "step": as they arrive, and what is missing before the
-            next optimizer step or forward of the root, and in `check()` and `remove()`. The report is the same. A model in
-            host memory is judged in the hook of each module in any case, and so is a traced batch.
+            next optimizer step or forward of the root, and in `check()` and `remove()`. The report is the same. A model
+            in host memory is judged in the hook of each module in any case, and so is a traced batch.
         style: how things are worded.
         sinks: where frames and reports go; by default they are printed.
 
@@ -77,8 +79,12 @@ class Monitor:
         recorder: RecorderName | Recorder = "auto",
         check: CheckName = "batch",
         style: Style | None = None,
-        sinks: Iterable[Sink] | None = None,
+        sinks: Sequence[Sink] | None = None,
     ) -> None:
+        for sink in sinks or ():
+            check_methods("sinks", sink, Sink)
+        if style is not None:
+            check_methods("style", style, Style)
         self.model = check_model(model)
         self.trace_batch_nums = check_batch_numbers("trace_batch_nums", trace_batch_nums)
         self.abort_after_batch_num = check_optional_count("abort_after_batch_num", abort_after_batch_num)
@@ -90,7 +96,9 @@ class Monitor:
         self._recorder = make_recorder(recorder)
         self._style = style or OwnStyle()
         self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
-        self._root_calls: list[BaseException | None] = []  # the exception that was being handled when each began
+        self._lock = threading.RLock()  # hooks of several threads share all that follows
+        # Of each thread that is in the root's forward: the exceptions that were being handled when its calls began.
+        self._root_calls_of: dict[int, list[BaseException | None]] = {}
         self._queue: deque[PendingFrame] = deque()  # frames not judged yet, in execution order
         self._raised_in_batch: int | None = None
         self._weights: WeightPass | None = None
@@ -101,18 +109,29 @@ class Monitor:
                 f"{type(model).__name__} is watched by another monitor already, and every tensor will be read once "
                 "more; call remove() on the first one if that is not meant"
             )
-        self._handles = [model.register_forward_pre_hook(RootEntryHook(model, self._before_root), prepend=True)]
-        for name, module in model.named_modules():
+        self._modules = dict(model.named_modules())
+        self._handles: list[RemovableHandle] = []
+        try:
+            self._attach()
+        except Exception:
+            self._detach()
+            raise
+
+    def _attach(self) -> None:
+        entry = RootEntryHook(self.model, self._before_root)
+        self._handles.append(self.model.register_forward_pre_hook(entry, prepend=True))
+        for name, module in self._modules.items():
             # The root's hook is also called when its forward raises: that batch has ended too.
-            is_root = module is model
+            is_root = module is self.model
             hook = ForwardHook(module, name, self._after_root if is_root else self._after_module)
             self._handles.append(module.register_forward_hook(hook, always_call=is_root))
-        if check == "step":
+        if self._check == "step":
             self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.check()))
 
     def check(self) -> None:
         """Wait for all numbers that are still on their way, and raise if one of them is bad."""
-        self._settle(wait=True)
+        with self._lock:
+            self._settle(wait=True)
 
     def remove(self) -> None:
         """Detach from the model, then `check()`. Frames and counts stay; calling it again does nothing."""
@@ -133,7 +152,8 @@ class Monitor:
         if error is None:
             self.check()
         else:
-            self._explain(error)
+            with self._lock:
+                self._explain(error)
 
     def _start_batch(self) -> None:
         self._weights = None
@@ -143,40 +163,53 @@ class Monitor:
         self.batch_number += 1
         self._start_batch()
 
+    def _root_calls(self) -> list[BaseException | None]:
+        return self._root_calls_of.setdefault(threading.get_ident(), [])
+
     def _before_root(self) -> None:
-        if self._root_calls:  # a root that calls itself, or one that a KeyboardInterrupt left without its hook
-            running = calls_in_progress(self.model) - 1
-            if running < len(self._root_calls):
-                del self._root_calls[running:]
-                self._end_batch()
-        if self._check == "step":
-            self.check()
-        self._root_calls.append(sys.exc_info()[1])
+        with self._lock:
+            calls = self._root_calls()
+            if calls:  # a root that calls itself, or one that a KeyboardInterrupt left without its hook
+                running = calls_in_progress(self.model) - 1
+                if running < len(calls):
+                    del calls[running:]
+                    self._end_batch()
+            if self._check == "step":
+                self.check()
+            calls.append(sys.exc_info()[1])
 
     def _after_root(self, root: nn.Module, name: str, args: object, output: object) -> None:
-        # Called because the forward raised, then in the handling of that exception; or else as any other hook. There is
-        # no call to end where this monitor was attached during it, or where _before_root raised.
-        exception, handled_before = sys.exc_info()[1], self._root_calls[-1] if self._root_calls else None
-        if exception is not None and exception is not handled_before:
-            if self._root_calls:
-                self._explain(exception)
-                self._root_calls.pop()
-                self._end_batch()
-            return
-        self._record(root, name, args, output)
-        if self._root_calls:
-            self._root_calls.pop()
-        self._end_batch()
-        self._settle(wait=self._check != "step" or self._queue[-1].batch_number in self.trace_batch_nums)
+        with self._lock:
+            # Called because the forward raised, then in the handling of that exception; or else as any other hook.
+            # There is no call to end where this monitor was attached during it, or where _before_root raised.
+            calls, exception = self._root_calls(), sys.exc_info()[1]
+            if exception is not None and exception is not (calls[-1] if calls else None):
+                if calls:
+                    self._explain(exception)
+                    self._leave_root()
+                    self._end_batch()
+                return
+            self._record(root, name, args, output)
+            self._leave_root()
+            self._end_batch()
+            self._settle(wait=self._check != "step" or self._queue[-1].batch_number in self.trace_batch_nums)
+
+    def _leave_root(self) -> None:
+        calls = self._root_calls()
+        if calls:
+            calls.pop()
+        if not calls:
+            del self._root_calls_of[threading.get_ident()]
 
     def _after_module(self, module: nn.Module, name: str, args: object, output: object) -> None:
-        self._record(module, name, args, output)
-        self._settle(wait=self._check == "module" or self.batch_number in self.trace_batch_nums)
+        with self._lock:
+            self._record(module, name, args, output)
+            self._settle(wait=self._check == "module" or self.batch_number in self.trace_batch_nums)
 
     def _record(self, module: nn.Module, name: str, args: object, output: object) -> None:
         """Put a frame of this call in the queue; what it shows is read as it is now."""
         if self._weights is None:
-            self._weights = WeightPass(self.model.modules(), self._recorder)
+            self._weights = WeightPass(self._modules.values(), self._recorder)
         values = [*module.named_parameters(recurse=False), *capture.inputs(args), *capture.outputs(output)]
         lines = [
             (label, self._weights.find(value) if isinstance(value, Tensor) else capture.stand_in(value))
@@ -226,7 +259,7 @@ class Monitor:
         self._raised_in_batch = bad.batch_number
         # What ran after it in this batch worked on bad numbers.
         self._queue = deque(pending for pending in self._queue if pending.batch_number != bad.batch_number)
-        if self.batch_number == bad.batch_number and not self._root_calls:
+        if self.batch_number == bad.batch_number and not self._root_calls_of:
             self._end_batch()  # or else the root's hook does
         for sink in self._sinks:
             sink.report(report)

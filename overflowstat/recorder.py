@@ -3,6 +3,7 @@
 A recorder takes any number of tensors and gives a `Row` for each. The two are interchangeable: same rows, other cost.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import native
+from .errors import warn_user
 from .row import Row
 from .torch_recorder import TorchRecorder
 
@@ -56,20 +58,54 @@ class NativeRecorder:
 
     def __init__(self, extension: Any) -> None:
         self._extension = extension
-        self._devices = {"cpu", "cuda"} if extension.has_cuda else {"cpu"}
+        self._kinds = {"cpu", "cuda"} if extension.has_cuda else {"cpu"}
+        self._works_on: dict[torch.device, bool] = {}
         self._elsewhere = TorchRecorder()
 
     def record(self, tensors: Sequence[Tensor]) -> Reading:
         here = [self._can_read(t) for t in tensors]
-        reading = _NativeReading(self._extension.record([t for t, can in zip(tensors, here, strict=True) if can]))
         if all(here):
-            return reading
+            return _NativeReading(self._extension.record(tensors))
         others = self._elsewhere.record([t for t, can in zip(tensors, here, strict=True) if not can])
-        return _MixedReading(here, reading, others)
+        if not any(here):
+            return others
+        native = self._extension.record([t for t, can in zip(tensors, here, strict=True) if can])
+        return _MixedReading(here, _NativeReading(native), others)
 
     def _can_read(self, tensor: Tensor) -> bool:
-        """Not what torch.func wraps, either: it has no memory of its own."""
-        return tensor.device.type in self._devices and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        """Not what has no memory of its own, either: torch.func's wrappers, and the zeros of forward-mode gradients."""
+        return (
+            tensor.device.type in self._kinds
+            and (self._works_on.get(tensor.device) or self._try(tensor.device))
+            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            and not tensor._is_zerotensor()
+        )
+
+    def _try(self, device: torch.device) -> bool:
+        """Whether a first read on this device works. A build without code for its architecture shows only then."""
+        if device not in self._works_on:
+            problem = self._first_problem(device)
+            self._works_on[device] = problem is None
+            if problem is not None:
+                warn_user(
+                    f"the C++ extension does not work on {_name(device)}, whose tensors are read by plain torch "
+                    f"operations, slower: {problem}. What it was built for: python -m overflowstat env"
+                )
+        return self._works_on[device]
+
+    def _first_problem(self, device: torch.device) -> str | None:
+        try:
+            (row,) = self._extension.record([torch.ones(1, device=device)]).rows()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return row if isinstance(row, str) else None
+
+
+def _name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{device} ({torch.cuda.get_device_name(device)}, architecture {major}.{minor})"
 
 
 class _NativeReading:
@@ -110,7 +146,13 @@ def make_recorder(name: RecorderName | Recorder = "auto") -> Recorder:
         raise ValueError(f'recorder={name!r}: must be "auto", "native" or "torch"')
     extension = None if name == "torch" else native.load()
     if extension is not None:
-        return NativeRecorder(extension)
+        return _native_recorder(extension)
     if name == "native":
         raise RuntimeError(f'recorder="native" is not usable: {native.reason()}')
     return TorchRecorder()
+
+
+@functools.cache
+def _native_recorder(extension: Any) -> NativeRecorder:
+    """One for all, so that each device is tried once."""
+    return NativeRecorder(extension)

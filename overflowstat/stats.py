@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from .layout import coordinates
-from .recorder import Recorder, make_recorder
+from .recorder import Recorder, RecorderName, make_recorder
 from .row import Row
 
 __all__ = ["READABLE_DTYPES", "TensorStats", "apart_from_the_run", "shape_of", "tensor_stats", "why_unreadable"]
@@ -85,15 +85,18 @@ class TensorStats:
 
 
 @overload
-def tensor_stats(x: Tensor, *, recorder: Recorder | None = None) -> TensorStats: ...
+def tensor_stats(x: Tensor, *, recorder: RecorderName | Recorder = "auto") -> TensorStats: ...
 @overload
-def tensor_stats(x: Sequence[Tensor], *, recorder: Recorder | None = None) -> list[TensorStats]: ...
-def tensor_stats(x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = None) -> TensorStats | list[TensorStats]:
+def tensor_stats(x: Sequence[Tensor], *, recorder: RecorderName | Recorder = "auto") -> list[TensorStats]: ...
+def tensor_stats(
+    x: Tensor | Sequence[Tensor], *, recorder: RecorderName | Recorder = "auto"
+) -> TensorStats | list[TensorStats]:
     """Statistics of a tensor, or of each of a list of tensors.
 
     Args:
         x: tensors of any shape, dtype of `READABLE_DTYPES`, strides and device, mixed as they come.
-        recorder: what reads them; by default the native extension, or plain torch where it is not there.
+        recorder: what reads them: "native", "torch", or "auto" for the first of the two that is usable; or one of your
+            own.
 
     Cost: one pass over the memory of each tensor, nothing copied; for a list one launch (more for tensors that are not
     dense in memory) and one host sync a CUDA device.
@@ -101,8 +104,8 @@ def tensor_stats(x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = No
     Raises:
         TypeError: `x` is no tensor or holds something that is none, or a tensor has no elements to read: another
             dtype, a sparse or nested layout, the meta device. Nothing has been read then.
-        ValueError: a tensor's storage has been freed.
-        RuntimeError: its device failed, or refused the launch.
+        ValueError: a tensor's storage has been freed, or there is no such recorder.
+        RuntimeError: a device failed or refused the launch.
     """
     tensors = [x] if isinstance(x, Tensor) else x
     if not isinstance(tensors, Sequence) or isinstance(tensors, (str, bytes)):
@@ -113,9 +116,9 @@ def tensor_stats(x: Tensor | Sequence[Tensor], *, recorder: Recorder | None = No
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
         if reason := why_unreadable(tensor):
             raise TypeError(f"{name} cannot be read, it is {reason}")
-    recorder = recorder or make_recorder()
+    reader = make_recorder(recorder)
     with apart_from_the_run():
-        rows = recorder.record(tensors).rows()
+        rows = reader.record(tensors).rows()
     for row in rows:
         if isinstance(row, str):
             raise RuntimeError(f"overflowstat could not read a tensor: {row}")

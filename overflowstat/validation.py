@@ -1,12 +1,21 @@
 """Checks of arguments: each returns the value, or raises TypeError or ValueError naming argument and value."""
 
+import sys
 from collections.abc import Collection
 from operator import index
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["check_batch_numbers", "check_count", "check_model", "check_one_of", "check_optional_count"]
+__all__ = [
+    "check_batch_numbers",
+    "check_count",
+    "check_methods",
+    "check_model",
+    "check_one_of",
+    "check_optional_count",
+    "check_tensor",
+]
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -26,8 +35,8 @@ def check_model(model: object) -> nn.Module:
 def check_count(name: str, value: object) -> int:
     """A whole number, 0 or more. True and 1.0 are none."""
     number = _whole(name, value)
-    if number < 0:
-        raise ValueError(f"{name}={value!r}: must be 0 or more")
+    if not 0 <= number <= sys.maxsize:
+        raise ValueError(f"{name}={value!r}: must be {'0 or more' if number < 0 else f'at most {sys.maxsize}'}")
     return number
 
 
@@ -41,6 +50,18 @@ def check_batch_numbers(name: str, value: object) -> Collection[int]:
         raise TypeError(f"{name}={value!r}: must be a list of batch numbers, not {type(value).__name__}")
     for number in value:
         check_count(f"{name}: batch number", number)
+    return value
+
+
+def check_methods(name: str, value: object, protocol: type) -> None:
+    for method in vars(protocol):
+        if not method.startswith("_") and not callable(getattr(value, method, None)):
+            raise TypeError(f"{name}: {value!r} has no method {method}(), which {protocol.__name__} asks for")
+
+
+def check_tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
     return value
 
 

@@ -37,7 +37,8 @@ class WeightPass:
     """
 
     def __init__(self, modules: Iterable[nn.Module], recorder: Recorder) -> None:
-        weights = {id(p): p for m in modules for p in m.parameters(recurse=False)}
+        # Not by parameters(), which models override.
+        weights = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
         # The others are looked at in their modules only: those that could change unseen (inference tensors, wrappers
         # without storage) and those that have no numbers yet (lazy, offloaded).
         known = [(p, state) for p in weights.values() if (state := _state(p)) is not None]

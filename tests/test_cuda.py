@@ -33,7 +33,7 @@ def on_cuda(tensor: Tensor) -> Tensor:
 
 def test_the_extension_has_cuda_kernels() -> None:
     recorder = make_recorder("native")
-    assert isinstance(recorder, NativeRecorder) and "cuda" in recorder._devices
+    assert isinstance(recorder, NativeRecorder) and "cuda" in recorder._kinds
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

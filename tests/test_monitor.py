@@ -1,14 +1,21 @@
 """What Monitor adds to the drop-in: frames as data, its own words, sinks."""
 
 import pickle
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from overflowstat import BatchLimitReached, Monitor, NonFiniteError, TensorStats, tensor_stats
+from overflowstat import BatchLimitReached, Monitor, NonFiniteError, TensorStats, detect_overflow, native, tensor_stats
+from overflowstat.debug_utils import get_abs_min_max
 from overflowstat.frames import Frame
-from overflowstat.recorder import RecorderName
+from overflowstat.recorder import Reading, RecorderName, make_recorder
 from overflowstat.report import Report
 
 
@@ -211,3 +218,126 @@ def test_weights_are_read_together_once_a_batch(recorder_name: RecorderName, mon
         parameters = dict(model.get_submodule(frame.module).named_parameters())
         assert [line.label for line in frame.lines[:2]] == ["weight", "bias"]
         assert [line.content for line in frame.lines[:2]] == tensor_stats(list(parameters.values()))
+
+
+# what must not make a hook raise, and what must not leave a monitor blind
+
+
+def test_threads_may_share_a_model(recorder_name: RecorderName) -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)])
+    monitor = Monitor(model, recorder=recorder_name, sinks=[])
+    errors: list[BaseException] = []
+
+    def forward() -> None:
+        try:
+            for _ in range(20):
+                model(torch.ones(2, 4))
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=forward) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == [] and monitor.batch_number == 80 and monitor.total_calls == 80 * 13
+
+
+class Broken:
+    """An extension that cannot read, as one without code for this GPU cannot."""
+
+    has_cuda = False
+
+    def record(self, tensors: list[Tensor]) -> None:
+        raise RuntimeError("no kernel image is available for execution on the device")
+
+
+def test_an_extension_that_does_not_work_is_replaced_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load", Broken)
+    model = nn.Sequential(nn.Identity())
+    Monitor(model, recorder="native", sinks=[])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(NonFiniteError):
+            model(torch.tensor(float("nan")))
+    (warning,) = caught
+    assert re.search("does not work on cpu.*plain torch.*no kernel image", str(warning.message))
+
+
+def test_a_recorder_that_fails_later_is_no_secret(recorder_name: RecorderName) -> None:
+    class FailsLater:
+        name = "fails"
+        recorder = make_recorder(recorder_name)
+
+        def record(self, tensors: Sequence[Tensor]) -> Reading:
+            if any(t.numel() == 3 for t in tensors):
+                raise MemoryError("no room")
+            return self.recorder.record(tensors)
+
+    model, sink = nn.Sequential(nn.Identity()), Keeps()
+    Monitor(model, recorder=FailsLater(), sinks=[sink])
+    with pytest.warns(UserWarning, match="could not be read, and is not judged: MemoryError: no room"):
+        model(torch.ones(3))
+    assert sink.frames[0][0].lines[0].content == "not read: MemoryError"
+    model(torch.ones(4))
+
+
+def test_a_model_may_have_its_own_idea_of_parameters(recorder_name: RecorderName) -> None:
+    class Adapter(nn.Linear):
+        def parameters(self) -> list[nn.Parameter]:  # type: ignore[override]
+            return [self.bias]
+
+    adapter = Adapter(3, 3)
+    with torch.no_grad():
+        adapter.weight[0, 0] = float("inf")
+    model = nn.Sequential(adapter, nn.Linear(3, 3))
+    Monitor(model, recorder=recorder_name, sinks=[])
+    with pytest.raises(NonFiniteError, match=r"first in 0 \(Adapter\), weight"):
+        model(torch.ones(2, 3))
+
+
+def test_a_model_as_deep_as_python_allows(recorder_name: RecorderName) -> None:
+    class Nest(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner(x)
+            return y
+
+    model: nn.Module = nn.Linear(2, 2)
+    for _ in range(170):
+        model = Nest(model)
+    model(torch.ones(1, 2))
+    monitor = Monitor(model, recorder=recorder_name, sinks=[])
+    model(torch.ones(1, 2))
+    assert monitor.total_calls == 171
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_module_that_takes_no_hooks_leaves_the_model_unwatched(recorder_name: RecorderName) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
+    with pytest.raises(RuntimeError, match="not supported on ScriptModules"):
+        Monitor(model, recorder=recorder_name)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in (model, model[0]))
+
+
+@pytest.mark.parametrize("argument", [{"style": "x"}, {"sinks": [1]}], ids=repr)
+def test_a_style_or_sink_without_its_methods_is_refused(argument: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Identity())
+    with pytest.raises(TypeError, match=next(iter(argument))):
+        Monitor(model, **argument)
+    assert not model._forward_hooks
+
+
+@pytest.mark.parametrize("call", [lambda v: detect_overflow(v, "x"), lambda v: get_abs_min_max(v, "x")])
+@pytest.mark.parametrize("value", [None, 1.0, [torch.ones(1)], "x"], ids=repr)
+def test_helpers_name_what_is_no_tensor(call: Any, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"var must be a tensor, not {type(value).__name__}"):
+        call(value)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from overflowstat import TensorStats, tensor_stats
-from overflowstat.recorder import Recorder, make_recorder
+from overflowstat.recorder import Recorder
 from overflowstat.stats import READABLE_DTYPES
 
 DTYPES = sorted(READABLE_DTYPES, key=str)
@@ -178,6 +178,32 @@ def test_a_finite_complex_number_whose_modulus_overflows_is_no_infinity(recorder
         top = torch.finfo(dtype).max
         stats = tensor_stats(torch.complex(*torch.tensor([[top], [top]], dtype=dtype)), recorder=recorder)
         assert (stats.abs_max, stats.has_inf) == (top, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex64], ids=str)
+def test_moduli_of_random_parts_are_correctly_rounded(recorder: Recorder, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randn(4000, 2, generator=generator, dtype=torch.float64) * 10.0 ** torch.randint(
+        -30, 30, (4000, 1), generator=generator
+    )
+    check(recorder, *pieces(torch.view_as_complex(parts).to(dtype), 1))
+
+
+def test_subnormals_are_read_as_what_they_are_where_torch_flushes_them_to_zero() -> None:
+    tiny = [
+        torch.tensor([1e-40]),
+        torch.tensor([1e-310], dtype=torch.float64),
+        torch.tensor([complex(1e-40, 1e-40)]),
+        torch.tensor([complex(1e-310, 1e-320)], dtype=torch.complex128),
+        torch.full((300_000,), complex(1e-40, 1e-40)),
+    ]
+    expected = [expected_row(x)["abs_max"] for x in tiny]
+    assert torch.set_flush_denormal(True)
+    try:
+        found = [row.abs_max for row in tensor_stats(tiny, recorder="native")]
+    finally:
+        torch.set_flush_denormal(False)
+    assert found == expected and all(found)
 
 
 def test_an_infinite_part_and_a_nan_part_count_as_both(recorder: Recorder) -> None:
@@ -347,4 +373,4 @@ def test_freed_storage_is_refused_and_not_read() -> None:
     x = torch.ones(1000)
     x.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="storage has been freed"):
-        tensor_stats(x, recorder=make_recorder("native"))
+        tensor_stats(x, recorder="native")

@@ -112,6 +112,22 @@ OVERFLOWSTAT_INLINE void scan_strided(const char* data, const Layout& layout, in
   scan_contiguous<F>(gathered, held, end - held, row);
 }
 
+// While it lives, subnormals are what they are on this thread, also under torch.set_flush_denormal(True). Only the
+// modulus of complex numbers is computed in floating point, and cares.
+class SubnormalsKept {
+#if defined(__x86_64__)
+ public:
+  SubnormalsKept() : saved_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(saved_ & ~(kFlushToZero | kAreZero)); }
+  ~SubnormalsKept() { __builtin_ia32_ldmxcsr(saved_); }
+  SubnormalsKept(const SubnormalsKept&) = delete;
+  SubnormalsKept& operator=(const SubnormalsKept&) = delete;
+
+ private:
+  static constexpr unsigned kFlushToZero = 1u << 15, kAreZero = 1u << 6;
+  unsigned saved_;
+#endif
+};
+
 template <class F>
 OVERFLOWSTAT_INLINE void scan(const Tensor& tensor, int64_t begin, int64_t end, StatsRow& row) {
   const char* data = static_cast<const char*>(tensor.data);
@@ -157,6 +173,7 @@ struct Piece {
 void reduce_in_parallel(const Tensor* tensors, const std::vector<Piece>& pieces, StatsRow* rows) {
   std::mutex rows_mutex;
   at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    [[maybe_unused]] const SubnormalsKept kept;
     for (int64_t i = begin; i < end;) {
       const size_t t = pieces[i].tensor;
       const Scan scan = scan_for(tensors[t].format);
@@ -176,6 +193,7 @@ void reduce(const Tensor* tensors, size_t count, StatsRow* rows) {
   std::fill(rows, rows + count, StatsRow{});
 
   if (bytes < 2 * kPieceBytes) {
+    [[maybe_unused]] const SubnormalsKept kept;
     for (size_t t = 0; t < count; ++t) {
       if (tensors[t].layout.count > 0) scan_for(tensors[t].format)(tensors[t], 0, tensors[t].layout.count, rows[t]);
     }
