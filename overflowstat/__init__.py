@@ -1,13 +1,23 @@
 """Find where a PyTorch model's numbers first go bad."""
 
+from typing import TYPE_CHECKING
+
 from . import native
 
-native.load()  # says what is lacking, if anything is; without torch this is an ImportError in one sentence
+native.load()  # says what is lacking, if anything is
 
-from .debug_utils import DebugUnderflowOverflow, detect_overflow  # noqa: E402
-from .errors import BatchLimitReached, NonFiniteError  # noqa: E402
-from .monitor import Monitor  # noqa: E402
-from .stats import TensorStats, tensor_stats  # noqa: E402
+if TYPE_CHECKING or not native.torch_problem():
+    from .debug_utils import DebugUnderflowOverflow, detect_overflow
+    from .errors import BatchLimitReached, NonFiniteError
+    from .monitor import Monitor
+    from .stats import TensorStats, tensor_stats
+else:
+    # Without torch there is only `python -m overflowstat env`, which tells what to do.
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            raise ImportError(f"overflowstat {native.torch_problem()}", name="torch")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "BatchLimitReached",

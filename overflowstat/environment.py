@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-
-import torch
 
 from overflowstat import native, toolkit
 from overflowstat.toolkit import BuildRecord, CudaToolkit
@@ -34,7 +33,7 @@ class Environment:
     python: str
     executable: str
     system: str
-    torch: str
+    torch: str | None
     torch_cuda: str | None
     torch_hip: str | None
     extension: str
@@ -54,15 +53,16 @@ def describe() -> Environment:
     built = BuildRecord.load(native.PACKAGE)
     extension = built.kind if built and status.module else "none"
     facts = toolkit.gather_facts()
-    devices = tuple(_devices(built.arch_list if built and extension == "cuda" else ()))
+    torch = None if native.torch_problem() else importlib.import_module("torch")
+    devices = tuple(_devices(built.arch_list if built and extension == "cuda" else ())) if torch else ()
     return Environment(
         overflowstat=version(),
         python=platform.python_version(),
         executable=sys.executable,
         system=f"{platform.system()} {platform.machine()}",
-        torch=torch.__version__,
-        torch_cuda=torch.version.cuda,
-        torch_hip=torch.version.hip,
+        torch=torch.__version__ if torch else None,
+        torch_cuda=torch.version.cuda if torch else None,
+        torch_hip=torch.version.hip if torch else None,
         extension=extension,
         reason=status.reason,
         built=built,
@@ -84,6 +84,8 @@ def version() -> str:
 
 
 def _devices(arch_list: tuple[str, ...]) -> list[Device]:
+    import torch
+
     found = []
     for index in range(torch.cuda.device_count() if torch.version.cuda else 0):
         capability = torch.cuda.get_device_capability(index)
@@ -107,6 +109,8 @@ def _next_step(status: native.Status, extension: str, devices: tuple[Device, ...
         return f"a device is not covered by what was built: TORCH_CUDA_ARCH_LIST='{wanted}' {again}"
     if not status.reason:
         return "nothing to do"
+    if problem := native.torch_problem():
+        return f"overflowstat {problem}"
     try:
         plan = toolkit.make_plan(facts)
     except toolkit.BuildError as error:
@@ -127,7 +131,7 @@ def render(found: Environment) -> str:
         ("overflowstat", f"{found.overflowstat}, in {native.PACKAGE}"),
         ("Python", f"{found.python}, {found.executable}"),
         ("system", found.system),
-        ("torch", f"{found.torch}, {gpu or 'built without CUDA'}"),
+        ("torch", f"{found.torch}, {gpu or 'built without CUDA'}" if found.torch else "none that could be used"),
         ("extension", found.extension + (f": {found.reason}" if found.reason else "")),
         ("built", _built(found.built)),
         ("CUDA toolkit", f"{cuda.version} in {cuda.home}" if cuda else found.toolkit_problem),

@@ -34,10 +34,7 @@ class Status:
 
 
 def load() -> ModuleType | None:
-    """overflowstat._C, or None where it cannot be used. The first call warns with `reason()`, if there is one.
-
-    Raises ImportError where torch itself is missing.
-    """
+    """overflowstat._C, or None where it cannot be used. The first call warns with `reason()`, if there is one."""
     return _status_and_warning().module
 
 
@@ -46,24 +43,19 @@ def reason() -> str:
     return _status_and_warning().reason
 
 
-def require_torch() -> None:
-    """Raises ImportError, in one sentence, where torch is missing or too old."""
+def torch_problem() -> str:
+    """Why nothing of overflowstat works here, in one sentence; empty where a torch that is new enough is installed."""
     minimum = ".".join(map(str, MINIMUM_TORCH))
     try:
         import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError(
-            f"overflowstat needs torch {minimum} or newer, and there is none here: install it, then {mend_command()}",
-            name="torch",
-        ) from None
+        return f"needs torch {minimum} or newer, and there is none here: install it, then {mend_command()}"
     if release(torch.__version__) < MINIMUM_TORCH:
-        raise ImportError(
-            f"overflowstat needs torch {minimum} or newer, and this is {torch.__version__}: install a newer one, then "
-            f"{mend_command()}",
-            name="torch",
-        )
+        found = torch.__version__
+        return f"needs torch {minimum} or newer, and this is {found}: install a newer one, then {mend_command()}"
+    return ""
 
 
 @functools.cache
@@ -76,7 +68,8 @@ def _status_and_warning() -> Status:
 
 def status() -> Status:
     """Look for the extension, without a warning."""
-    require_torch()
+    if problem := torch_problem():
+        return Status(None, problem)
     import torch
 
     record = BuildRecord.load(PACKAGE)

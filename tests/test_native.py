@@ -238,15 +238,16 @@ def test_importing_a_package_that_was_never_built_warns_once_and_works_on_plain_
 @pytest.mark.parametrize(
     ("version", "said"), [(None, "and there is none here"), ("2.10.1", "and this is 2.10.1: install a newer one")]
 )
-def test_importing_the_package_without_a_torch_it_can_use_fails_in_one_sentence(
+def test_without_a_torch_it_can_use_the_package_warns_and_what_is_taken_from_it_fails_in_the_same_sentence(
     tmp_path: Path, version: str | None, said: str
 ) -> None:
     shutil.copytree(native.PACKAGE, tmp_path / "overflowstat", ignore=shutil.ignore_patterns("__pycache__"))
     if version is not None:
         (tmp_path / "torch.py").write_text(f"__version__ = {version!r}")
     hide_torch = "import sys; sys.modules['torch'] = None; " if version is None else ""
-    run = in_a_copy(tmp_path, hide_torch + "import overflowstat")
+    run = in_a_copy(tmp_path, hide_torch + "from overflowstat import Monitor")
     assert run.returncode == 1
+    sentence = f"overflowstat needs torch 2.11 or newer, {said}"
+    assert run.stderr.count(f"NativeWarning: {sentence}") == 1
     last = run.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"ImportError: overflowstat needs torch 2.11 or newer, {said}")
-    assert "python -m pip install" in last
+    assert last.startswith(f"ImportError: {sentence}") and "python -m pip install" in last
