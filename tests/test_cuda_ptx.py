@@ -7,17 +7,21 @@ means what nvcc says.
 from __future__ import annotations
 
 import functools
+import re
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from device_on_cpu import DTYPES, Placed, compiler, place, same
+from device_on_cpu import CSRC, DTYPES, Placed, compiler, place, same
 from expected_rows import expected_row
 from ptx_on_cpu.device import CUDA, PROBLEM, DeviceFromPtx, PtxBuild
 from ptx_on_cpu.fences import check_stamps_follow_fences
 from ptx_on_cpu.machine import Module, RandomWarps
+from ptx_on_cpu.program import PtxError
 from special_tensors import NOT_FINITE, code_type, from_codes, part, strided_views, with_bad
 
 pytestmark = [
@@ -160,6 +164,16 @@ def test_strided_tensors_of_every_format(device: DeviceFromPtx) -> None:
             check_strided(device, views[view])
 
 
+def test_a_strided_tensor_may_lie_at_any_address(device: DeviceFromPtx) -> None:
+    rng = np.random.default_rng(6)
+    for dtype in (torch.float64, torch.bfloat16, torch.complex128, torch.float8_e5m2):
+        base = with_bad(dtype, 200, [40, 41, 160], rng)
+        view = base.view(10, 20)[:, ::2]
+        for offset in (1, 8):
+            placed = place(base, offset)
+            assert same(device.strided_row(view, placed.address), expected_row(view)), (dtype, offset)
+
+
 # ---- any order of warps
 
 
@@ -220,3 +234,200 @@ def test_a_fence_for_the_host_stands_between_a_row_and_its_stamp(device: DeviceF
 
 def test_a_fence_for_the_host_stands_there_in_what_is_shipped() -> None:
     check_fences(device_for(SHIPPED).module)
+
+
+# ---- broken versions of the source, each of which has to be caught
+
+
+@dataclass(frozen=True)
+class Mutant:
+    what: str
+    caught_by: str  # "text", "lockstep" or "random warps"
+    seen: str  # what is said of it
+    old: str
+    new: str
+
+
+# By a header that took the selector for PRMT's, the sign of the low byte, 4 times.
+MISREADING = """
+#ifdef __CUDA_ARCH__
+      if constexpr (sizeof(Integer) == 1) {
+        const uint32_t signs = __byte_perm(static_cast<uint32_t>(bits), 0, 0x8888);
+        return static_cast<Key>((bits ^ signs) + (signs & 1));
+      }
+#endif
+      return x < 0 ? static_cast<Key>(0u - bits) : bits;
+"""
+
+MUTANTS = [
+    Mutant(
+        "no barrier before the warps' parts are read",
+        "random warps",
+        "shared memory is read before it was written|instead of",
+        "  __syncthreads();\n  if (threadIdx.x == 0) {\n    for",
+        "  if (threadIdx.x == 0) {\n    for",
+    ),
+    Mutant(
+        "no barrier before the next tensor",
+        "random warps",
+        "instead of",
+        "  __syncthreads();  // of_warp is free for the next tensor\n",
+        "",
+    ),
+    Mutant(
+        "no barrier before the ticket is read",
+        "random warps",
+        "shared memory is read before it was written",
+        "  __syncthreads();\n  return last;",
+        "  return last;",
+    ),
+    Mutant(
+        "a barrier that not all threads come to",
+        "lockstep",
+        "wait for others that never come",
+        "  __syncthreads();\n  return last;",
+        "  if (threadIdx.x < 40) __syncthreads();\n  return last;",
+    ),
+    Mutant(
+        "a collective that not all lanes come to",
+        "lockstep",
+        "wait for others that never come",
+        "__any_sync(kAllLanes, partial.not_first_bad != 0);",
+        "threadIdx.x % kWarpSize == 3 || __any_sync(kAllLanes, partial.not_first_bad != 0);",
+    ),
+    Mutant(
+        "loads past the last vector",
+        "lockstep",
+        "16 bytes outside of the memory",
+        "kPastLast ? smaller(at, count - 1) : at",
+        "at",
+    ),
+    Mutant(
+        "one element beyond the tail",
+        "lockstep",
+        "outside of the memory",
+        "head + (last - tail_index));",
+        "head + (last - tail_index) + 1);",
+    ),
+    Mutant(
+        "vectors from an unaligned start",
+        "lockstep",
+        "no multiple of 16",
+        "(kVectorBytes - past_vector) % kVectorBytes;",
+        "past_vector * 0;",
+    ),
+    Mutant(
+        "elements at any address taken for aligned ones",
+        "lockstep",
+        "no multiple of",
+        "% alignof(Element) == 0;",
+        "% 1 == 0;",
+    ),
+    Mutant(
+        "shared memory one warp short",
+        "lockstep",
+        "outside of every variable in shared memory",
+        "Partial of_warp[kWarps];",
+        "Partial of_warp[kWarps - 1];",
+    ),
+    Mutant(
+        "a thread's counts that do not start at zero",
+        "lockstep",
+        "shared memory is read before it was written",
+        " rare = Partial{};",
+        "",
+    ),
+    Mutant(
+        "a workspace left as it is",
+        "lockstep",
+        "launch_dense: -1",
+        "  *partial = Partial{};\n",
+        "",
+    ),
+    Mutant(
+        "a row taken through the cache of constants",
+        "lockstep",
+        "takes memory for constant which this launch writes",
+        "row.nan_count = __ldcg(&partial->nan_count);",
+        "row.nan_count = __ldg(&partial->nan_count);",
+    ),
+    Mutant(
+        "a sign taken with __byte_perm, which has no way to ask for one",
+        "lockstep",
+        "int8.* instead of",
+        "      return x < 0 ? static_cast<Key>(0u - bits) : bits;\n",
+        MISREADING,
+    ),
+    Mutant(
+        "no fence between a row and its stamp",
+        "text",
+        "a stamp where its row may be WRITTEN",
+        "  __threadfence_system();\n",
+        "",
+    ),
+    Mutant(
+        "a fence that the host is no party to",
+        "text",
+        "a stamp where its row may be WRITTEN",
+        "  __threadfence_system();\n",
+        "  __threadfence();\n",
+    ),
+    Mutant(
+        "a row written after the fence",
+        "text",
+        "a stamp where its row may be WRITTEN",
+        "  slot->row = row;\n  __threadfence_system();\n",
+        "  __threadfence_system();\n  slot->row = row;\n",
+    ),
+]
+
+
+def find_fault(device: DeviceFromPtx) -> tuple[str, str] | None:
+    """Which check finds something, and what it says."""
+
+    def lockstep_checks() -> None:
+        check_all_kinds(device)
+        device.set_machine(multiprocessors=12)
+        for dtype in (torch.float32, torch.complex64, torch.int8):
+            check(device, hard_tensors(dtype, np.random.default_rng(0)))
+
+    def random_checks() -> None:
+        for seed in range(10):
+            device.schedule = functools.partial(RandomWarps, seed)
+            check_all_kinds(device)
+
+    stages = {"text": lambda: check_fences(device.module), "lockstep": lockstep_checks, "random warps": random_checks}
+    for stage, run in stages.items():
+        try:
+            run()
+        except (PtxError, AssertionError) as error:
+            return stage, str(error)
+    return None
+
+
+@pytest.mark.slow
+def test_the_checks_for_broken_code_find_nothing_in_what_is_whole() -> None:
+    assert find_fault(device_for(PtxBuild("9.0"))) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
+def test_broken_device_code_is_caught(tmp_path: Path, mutant: Mutant) -> None:
+    broken = tmp_path / "csrc"
+    shutil.copytree(CSRC, broken)
+    places = [path for path in broken.rglob("*.*h") for _ in range(path.read_text().count(mutant.old))]
+    assert len(places) == 1, f"the code that this mutant breaks has changed: {places}"
+    places[0].write_text(places[0].read_text().replace(mutant.old, mutant.new))
+    build = PtxBuild("9.0")
+    launcher, _ = compiled(build)  # what is broken is never in the host's side
+    found = find_fault(DeviceFromPtx(launcher, Module(build.ptx(broken, tmp_path))))
+    assert found is not None, f"{mutant.what}: not caught"
+    assert found[0] == mutant.caught_by and re.search(mutant.seen, found[1]), found
+
+
+@pytest.mark.slow
+def test_products_and_sums_that_may_be_fused_are_refused(tmp_path: Path) -> None:
+    """Fused, they round once in place of twice, and a complex modulus differs from the CPU's."""
+    fused = PtxBuild("9.0", flags=("-fmad=true",)).ptx(folder=tmp_path)
+    with pytest.raises(PtxError, match="none of ..rn"):
+        Module(fused)

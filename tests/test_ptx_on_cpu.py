@@ -76,6 +76,8 @@ def result_of(instructions: str) -> int:
         # The top bit of a selector's nibble replicates the sign of the byte that it selects.
         ("mov.u32 %r4, 0x8100FF01; prmt.b32 %r5, %r4, 0, 0xBA98;", 0xFF00FF00),
         ("mov.u32 %r4, 0xABCD; mov.u32 %r3, 0x11111111; bfi.b32 %r5, %r4, %r3, 8, 12;", 0x111BCD11),
+        ("mov.u32 %r4, 0x1234F5; bfe.u32 %r5, %r4, 4, 8;", 0x4F),
+        ("mov.u32 %r4, 0x1234F5; bfe.s32 %r5, %r4, 4, 4;", 0xFFFFFFFF),
         ("mov.u32 %r4, 0xF0F00001; popc.b32 %r5, %r4;", 9),
         ("mov.u32 %r4, 7; mov.u32 %r3, 3; mad.lo.s32 %r5, %r4, %r3, %r4;", 28),
         ("mov.u32 %r4, 7; div.u32 %r5, %r4, 2;", 3),

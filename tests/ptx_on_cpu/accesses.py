@@ -15,7 +15,7 @@ from ptx_on_cpu.program import PtxError
 if TYPE_CHECKING:
     from ptx_on_cpu.machine import Machine
 
-VECTORS = {"v2": 2, "v4": 4}
+VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 CACHE_HINTS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt")
 SCOPES = ("cta", "gpu", "sys")
 
@@ -38,7 +38,7 @@ def take_ordering(use: Use) -> None:
 
 def load(use: Use) -> Execute:
     name = use.type()
-    count = VECTORS[use.take("v2", "v4") or "v2"] if set(VECTORS) & set(use.modifiers) else 1
+    count = VECTORS.get(use.take(*VECTORS) or "", 1)
     targets = use.operands.list(0)
     if len(targets) != count or len(use.operands) != 2:
         raise PtxError("as many registers as the vector has")
@@ -60,7 +60,7 @@ def load(use: Use) -> Execute:
 
 def store(use: Use) -> Execute:
     name = use.type()
-    count = VECTORS[use.take("v2", "v4") or "v2"] if set(VECTORS) & set(use.modifiers) else 1
+    count = VECTORS.get(use.take(*VECTORS) or "", 1)
     sources = use.operands.list(1)
     if len(sources) != count or len(use.operands) != 2:
         raise PtxError("as many registers as the vector has")

@@ -174,15 +174,32 @@ def insert_bits(use: Use) -> Execute:
     """`length` bits of a, at `start` in b."""
     name = use.type()
     dtype = TYPES[name]
-    width = 8 * dtype.itemsize
 
     def inserted(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> Any:
-        if (start >= width).any() or (length >= width).any():
-            raise Fault("bits inserted beyond a word")
+        check_field(dtype, start, length)
         field = ((dtype.type(1) << length.astype(dtype)) - dtype.type(1)) << start.astype(dtype)
         return b & ~field | a << start.astype(dtype) & field
 
     return compute(use, name, (name, name, "u32", "u32"), inserted)
+
+
+def extract_bits(use: Use) -> Execute:
+    """`length` bits from `start` on, the top one of which is the sign of a signed result."""
+    name = use.type()
+    dtype = TYPES[name]
+
+    def extracted(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> Any:
+        check_field(dtype, start, length)
+        width = 8 * dtype.itemsize
+        return a << (width - start - length).astype(dtype) >> (width - length).astype(dtype)
+
+    return compute(use, name, (name, "u32", "u32"), extracted)
+
+
+def check_field(dtype: np.dtype, start: np.ndarray, length: np.ndarray) -> None:
+    width = 8 * dtype.itemsize
+    if (length < 1).any() or (length >= width).any() or (start > width - length).any():
+        raise Fault("a field of no bits, of all, or beyond its word")
 
 
 # Moves

@@ -33,11 +33,12 @@ class PtxBuild:
     architecture: str
     threads: int = 64
     chunk_bytes: int = 1024
+    flags: tuple[str, ...] = ("-fmad=false",)
 
     def ptx(self, csrc: Path = CSRC, folder: Path = COMPILED) -> str:
         """The text; compiles unless `folder` has it for these sources. Raises with the compiler's output."""
         assert CUDA is not None, PROBLEM
-        command = [CUDA.nvcc, "-std=c++17", "-O3", "-fmad=false", "-ptx"]
+        command = [CUDA.nvcc, "-std=c++17", "-O3", "-ptx", *self.flags]
         command += [f"-arch=compute_{self.architecture.replace('.', '')}"]
         command += [f"-DOVERFLOWSTAT_CUDA_THREADS={self.threads}"]
         command += [f"-DOVERFLOWSTAT_CUDA_CHUNK_BYTES={self.chunk_bytes}", str(csrc / "cuda" / "reduce.cu")]

@@ -73,7 +73,7 @@ def split_operands(text: str) -> tuple[str, ...]:
 
 VARIABLE = re.compile(
     r"\.(?P<space>shared|local|param)\s+(?:\.align\s+\d+\s+)?"
-    r"\.[busf](?P<bits>8|16|32|64)\s+(?P<name>[\w$]+)(?:\[(?P<count>\d+)\])?$"
+    r"\.[busf](?P<bits>8|16|32|64)\s+(?:\.ptr\s+(?:\.align\s+\d+\s+)?)?(?P<name>[\w$]+)(?:\[(?P<count>\d+)\])?$"
 )
 REGISTERS = re.compile(r"\.reg\s+\.(?P<type>\w+)\s+(?P<name>[%\w]+?)(?:<\d+>)?$")
 FUNCTION = re.compile(
