@@ -62,6 +62,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
 
     about = machine(options.device)
     print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")

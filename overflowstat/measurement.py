@@ -51,7 +51,8 @@ class Measurement:
             # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
             if len(tensors) == 1:
                 self.put(tensors[0][0], f"not read: {type(error).__name__}")
-                if not isinstance(error, ValueError):  # which is how a recorder refuses one tensor for what it is
+                # A recorder refuses a tensor for what it is by a ValueError; sharded and offloaded weights have no memory.
+                if not isinstance(error, ValueError) and not _is_freed(tensors[0][1]):
                     warn_user(f"a tensor could not be read, and is not judged: {type(error).__name__}: {error}")
             else:
                 for one in tensors:
@@ -87,3 +88,10 @@ def _reason(tensor: Tensor) -> str:
         return why_unreadable(tensor)
     except Exception as error:  # of a subclass's own making
         return f"not read: {type(error).__name__}"
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    try:
+        return tensor.untyped_storage().nbytes() == 0
+    except Exception:
+        return False

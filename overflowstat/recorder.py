@@ -138,9 +138,9 @@ class _MixedReading:
 def make_recorder(name: RecorderName | Recorder = "auto") -> Recorder:
     """The recorder of that name; "auto" is the native one if it is there, else plain torch. A recorder is itself.
 
-    Raises ValueError for another name, and RuntimeError with the reason if "native" is not usable.
+    Raises ValueError for anything else, and RuntimeError with the reason if "native" is not usable.
     """
-    if not isinstance(name, str):
+    if not isinstance(name, str) and callable(getattr(name, "record", None)):
         return name
     if name not in ("auto", "native", "torch"):
         raise ValueError(f'recorder={name!r}: must be "auto", "native" or "torch"')

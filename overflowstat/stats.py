@@ -130,12 +130,14 @@ def tensor_stats(
 def apart_from_the_run() -> Iterator[None]:
     """Reading is no part of what the model does: not for a tensor subclass's own functions, not for torch.jit.trace."""
     trace = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    if trace is not None:
+        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         with torch._C.DisableTorchFunctionSubclass():
             yield
     finally:
-        torch._C._set_tracing_state(trace)  # type: ignore[attr-defined]
+        if trace is not None:
+            torch._C._set_tracing_state(trace)  # type: ignore[attr-defined]
 
 
 def why_unreadable(tensor: Tensor) -> str:

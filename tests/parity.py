@@ -109,6 +109,7 @@ def assert_same(ours: Outcome, reference: Outcome) -> None:
     else:
         assert ours.batch_number == reference.batch_number
     assert ours.total_calls == reference.total_calls
+    assert ours.detected_overflow == reference.detected_overflow
     assert ours.names == reference.names
 
 
