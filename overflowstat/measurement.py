@@ -51,7 +51,7 @@ class Measurement:
             # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
             if len(tensors) == 1:
                 self.put(tensors[0][0], f"not read: {type(error).__name__}")
-                # A recorder refuses a tensor for what it is by a ValueError; sharded and offloaded weights have no memory.
+                # By a ValueError a recorder refuses one for what it is; sharded and offloaded weights have no memory.
                 if not isinstance(error, ValueError) and not _is_freed(tensors[0][1]):
                     warn_user(f"a tensor could not be read, and is not judged: {type(error).__name__}: {error}")
             else:

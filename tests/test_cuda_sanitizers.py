@@ -2,6 +2,9 @@
 
 ThreadSanitizer sees each CUDA thread as a thread that only barriers, fences and atomics order; AddressSanitizer and
 UBSan see tensors as heap blocks of exactly their size.
+
+The plain build compares rows, and the host looks at them at each fence that orders writes for it: a fence that is
+missing or misplaced shows here; what kind of fence it becomes in the PTX does not (test_cuda_ptx.py).
 """
 
 from __future__ import annotations
@@ -78,6 +81,8 @@ def workload() -> list[Launch]:
     short = [with_bad(dtype, count, [count - 1], rng) for dtype in DTYPES for count in (0, 1, 7, 70)]
     for shift in (0, 1, 8):
         launches.append(Launch(short, [(tensor.element_size() + shift) % 16 for tensor in short]))
+    for count in (64, 65):  # the most that travel in a launch's arguments, and the fewest that do not
+        launches.append(Launch([with_bad(torch.float16, 3 + i, [i % 3], rng) for i in range(count)]))
     launches.append(Launch([with_bad(torch.bfloat16, 20_000, list(range(0, 20_000, 97)), rng)], [2]))
     for dtype in (torch.float32, torch.float8_e4m3fn, torch.complex64):
         views = strided_views(dtype)
@@ -184,6 +189,46 @@ MUTANTS = [
         "into.nan_count += other.nan_count;",
         "into.nan_count = larger(into.nan_count, other.nan_count);",
     ),
+    Mutant("no fence before the stamp", "plain", "  __threadfence_system();\n", ""),
+    Mutant(
+        "a stamp before its row",
+        "plain",
+        "  slot->row = row;\n  __threadfence_system();\n  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;\n",
+        "  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;\n  __threadfence_system();\n  slot->row = row;\n",
+    ),
+    Mutant(
+        "a stamp before the fence",
+        "plain",
+        "  __threadfence_system();\n  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;\n",
+        "  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;\n  __threadfence_system();\n",
+    ),
+    Mutant(
+        "a row after the fence",
+        "plain",
+        "  slot->row = row;\n  __threadfence_system();\n",
+        "  __threadfence_system();\n  slot->row = row;\n",
+    ),
+    Mutant("half a stamp", "plain", "(&slot->stamp) = stamp;", "(&slot->stamp) = static_cast<uint32_t>(stamp);"),
+    Mutant(
+        "the table and the arguments mixed up",
+        "plain",
+        "list.count <= kInlineTensors ? list.inlined : list.table",
+        "list.count <= kInlineTensors ? list.table : list.inlined",
+    ),
+    Mutant("64 tensors taken for a table", "plain", "list.count <= kInlineTensors", "list.count < kInlineTensors"),
+    Mutant(
+        "65 tensors taken for arguments", "plain", "list.count <= kInlineTensors", "list.count <= kInlineTensors + 1"
+    ),
+    Mutant("a row more than the list has", "plain", "t < list.count; t += kThreads", "t <= list.count; t += kThreads"),
+    Mutant("every other key of a word left out", "plain", "shift += kKeyBits", "shift += 2 * kKeyBits"),
+    Mutant("a word's keys carry into each other", "plain", "(word & ~kSigns) + ~kSigns;", "word + ~kSigns;"),
+    Mutant("one key in a word of zeros", "plain", "key_of<F>(value) * kOnes<F>", "key_of<F>(value)"),
+    Mutant(
+        "a remainder without its last batch",
+        "plain",
+        "if (i < count) read_batch<true>",
+        "if (i < full_until) read_batch<true>",
+    ),
 ]
 
 
@@ -195,10 +240,10 @@ def test_broken_device_code_is_caught(
 ) -> None:
     broken = tmp_path / "csrc"
     shutil.copytree(CSRC, broken)
-    kernel = broken / "cuda" / "reduce.cuh"
-    source = kernel.read_text()
-    assert source.count(mutant.old) == 1, "the code that this mutant breaks has changed"
-    kernel.write_text(source.replace(mutant.old, mutant.new))
+    sources = [broken / "cuda" / name for name in ("reduce.cuh", "packed.cuh")]
+    (source,) = (path for path in sources if mutant.old in path.read_text())
+    assert source.read_text().count(mutant.old) == 1, "the code that this mutant breaks has changed"
+    source.write_text(source.read_text().replace(mutant.old, mutant.new))
     program = BUILDS[mutant.caught_by].compile(broken, tmp_path)
     found = fault(program, decoder, tmp_path)
     assert found is not None, f"{mutant.what}: not caught"

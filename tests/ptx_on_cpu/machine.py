@@ -14,7 +14,7 @@ from ptx_on_cpu.program import Program, parse
 WARP = 32
 NOT_WAITING = -1
 DEEPEST_CALL = 8
-MOST_TURNS = 5_000_000  # a grid that takes more does not end
+MOST_TURNS = 500_000  # a grid that takes more does not end: two minutes
 
 
 class Schedule(Protocol):
@@ -96,11 +96,12 @@ class Machine:
     def register_for_writing(self, number: int) -> np.ndarray:
         values = self.registers[number]
         if values is None:
-            values = self.registers[number] = np.zeros(len(self.threads), self.module.code.registers.dtypes[number])
+            dtype = self.module.code.registers.dtypes[number]
+            values = self.registers[number] = np.zeros(len(self.threads), dtype)
         return values
 
-    def launch(self, kernel: str, arguments: list[bytes], schedule: Schedule = lockstep) -> int:
-        """Runs the grid to its end; returns how many turns that took. Raises Fault, with the instruction."""
+    def launch(self, kernel: str, arguments: list[bytes], schedule: Schedule = lockstep) -> None:
+        """Runs the grid to its end. Raises Fault, with the instruction."""
         function = self.module.program.functions[kernel]
         parameters = self.banks["parameter"]
         if [variable.size for variable in function.parameters] != [len(argument) for argument in arguments]:
@@ -118,7 +119,6 @@ class Machine:
                 if turns > MOST_TURNS:
                     raise Fault(f"{kernel} does not end")
                 self.turn(schedule)
-        return turns
 
     def turn(self, schedule: Schedule) -> None:
         """Lets the threads that are furthest behind run until they may part or meet others."""
