@@ -1,4 +1,4 @@
-# make test | test-all | demo | bench | lint | format
+# make test | test-all | demo | bench | lint | format | gpu-check
 #
 # Uses the active virtual environment and the torch it has. Without one, makes .venv with the newest torch, or with
 #     make test TORCH=torch==2.13.0 VENV=.venv-cpu
@@ -16,7 +16,7 @@ RUN := $(ENVIRONMENT)/bin/python
 INSTALL := VIRTUAL_ENV="$(VIRTUAL_ENV)" .ci/environment "$(ENVIRONMENT)" "$(PYTHON)" "$(TORCH)"
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
-.PHONY: test test-all demo bench lint format
+.PHONY: test test-all demo bench lint format gpu-check
 
 test:
 	@$(INSTALL) test
@@ -46,3 +46,7 @@ format:
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 	$(ENVIRONMENT)/bin/clang-format -i $(CXX_FILES)
+
+# With the Python that is there, and no network.
+gpu-check:
+	$(PYTHON) .ci/gpu-check
