@@ -186,6 +186,8 @@ def check_all_kinds(device: DeviceFromPtx) -> None:
         tensors = [with_bad(dtype, count, [0, count - 1], rng) for count in (2 * chunk + 5, chunk - 3, 3 * chunk + 77)]
         check(device, [place(tensor, dtype.itemsize) for tensor in tensors])
     check_strided(device, with_bad(torch.float16, 3000, [5, 2000], rng)[::3])
+    device.set_machine(multiprocessors=1)
+    check(device, [with_bad(torch.float32, count, [count // 2], rng) for count in (70, 300, 5, 70, 128, 200, 90, 33)])
     check(device, mixed_list(rng, 12))
 
 

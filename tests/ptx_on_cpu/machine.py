@@ -28,9 +28,10 @@ def lockstep(runnable: np.ndarray) -> np.ndarray:
 
 
 class RandomWarps:
-    """One warp at a time, for some turns, the others where they are: what only a barrier orders comes in any order."""
+    """One warp at a time, the others where they are: what only a barrier orders comes in any order.
 
-    LONGEST = 40  # turns
+    From one turn to hundreds, any magnitude as often as another: a warp may stop anywhere, and then be left far behind.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -42,7 +43,7 @@ class RandomWarps:
         self.turns -= 1
         if self.turns < 0 or not of_warp[self.warp].any():
             self.warp = int(self.random.choice(np.flatnonzero(of_warp.any(axis=1))))
-            self.turns = int(self.random.integers(self.LONGEST))
+            self.turns = 2 ** int(self.random.integers(10))
         chosen = np.zeros_like(of_warp)
         chosen[self.warp] = of_warp[self.warp]
         return chosen.reshape(-1)
