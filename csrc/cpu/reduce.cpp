@@ -12,8 +12,10 @@
 namespace overflowstat::cpu {
 namespace {
 
-// A block is read twice where it holds something that is not finite, so it must still be in L1 (32 KB or more) then.
-constexpr int64_t kBlockBytes = 16 * 1024;
+// A block is read twice where it holds something that is not finite, so it must still be in L1 (32 KB or more) then,
+// and so must the one that is read beside it: a core gets more from memory by following two places at once (256 MB in
+// 0.9 of what torch's sum takes, with one place in 1.1 to 1.2, on two Zen 3 cores).
+constexpr int64_t kBlockBytes = 8 * 1024;
 // What one thread takes at a time. Below this a second thread costs more than it brings.
 constexpr int64_t kPieceBytes = 256 * 1024;
 
@@ -38,28 +40,45 @@ OVERFLOWSTAT_INLINE void scan_block_with_non_finite(const char* data, int64_t co
   }
 }
 
-// The loop that reads memory. Kept to an integer minimum and maximum, which compilers vectorise.
-template <class F>
-OVERFLOWSTAT_INLINE void scan_contiguous(const char* data, int64_t count, uint64_t index, StatsRow& row) {
+// The loop that reads memory: `kStreams` blocks of `count` elements, `distance` elements apart. Kept to integer minima
+// and maxima, which compilers vectorise.
+template <class F, int kStreams>
+OVERFLOWSTAT_INLINE void scan_blocks(const char* data, int64_t count, int64_t distance, uint64_t index, StatsRow& row) {
   using Element = typename F::Element;
   using Key = typename F::Key;
-  constexpr int64_t kBlock = kBlockBytes / sizeof(Element);
-  row.numel += count;
-  for (int64_t start = 0; start < count; start += kBlock) {
-    const char* block = data + start * static_cast<int64_t>(sizeof(Element));
-    const int64_t n = std::min(kBlock, count - start);
-    Key smallest = static_cast<Key>(~Key{0}), largest = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const Key key = F::key(load<Element>(block, i));
-      smallest = key < smallest ? key : smallest;
-      largest = key > largest ? key : largest;
+  Key smallest[kStreams], largest[kStreams];
+  for (int s = 0; s < kStreams; ++s) {
+    smallest[s] = static_cast<Key>(~Key{0});
+    largest[s] = 0;
+  }
+#pragma GCC unroll 2  // of the vectorised loop: data in cache is read a seventh faster
+  for (int64_t i = 0; i < count; ++i) {
+    for (int s = 0; s < kStreams; ++s) {
+      const Key key = F::key(load<Element>(data, i + s * distance));
+      smallest[s] = key < smallest[s] ? key : smallest[s];
+      largest[s] = key > largest[s] ? key : largest[s];
     }
-    if (!F::kIsInteger && largest >= F::kFirstNonFinite) {
-      scan_block_with_non_finite<F>(block, n, index + start, row);
+  }
+  for (int s = 0; s < kStreams; ++s) {
+    if (!F::kIsInteger && largest[s] >= F::kFirstNonFinite) {
+      const char* block = data + s * distance * static_cast<int64_t>(sizeof(Element));
+      scan_block_with_non_finite<F>(block, count, index + s * distance, row);
     } else {
-      row.abs_min = std::min<uint64_t>(row.abs_min, smallest);
-      row.finite_abs_max = std::max<uint64_t>(row.finite_abs_max, largest);
+      row.abs_min = std::min<uint64_t>(row.abs_min, smallest[s]);
+      row.finite_abs_max = std::max<uint64_t>(row.finite_abs_max, largest[s]);
     }
+  }
+}
+
+template <class F>
+OVERFLOWSTAT_INLINE void scan_contiguous(const char* data, int64_t count, uint64_t index, StatsRow& row) {
+  constexpr int64_t kSize = sizeof(typename F::Element);
+  constexpr int64_t kBlock = kBlockBytes / kSize;
+  row.numel += count;
+  const int64_t half = count / (2 * kBlock) * kBlock;
+  for (int64_t i = 0; i < half; i += kBlock) scan_blocks<F, 2>(data + i * kSize, kBlock, half, index + i, row);
+  for (int64_t i = 2 * half; i < count; i += kBlock) {
+    scan_blocks<F, 1>(data + i * kSize, std::min(kBlock, count - i), 0, index + i, row);
   }
 }
 
