@@ -42,11 +42,14 @@ class Monitor:
     A *batch* is one forward of `model` itself, the root; the first is number 0. Batches that are traced print every
     frame and never raise. A batch that raised, for whatever reason, has ended: the next forward starts the next one.
 
-    The monitor stays attached though nobody keeps it. Copies of the model, deep or pickled, are not watched.
+    The monitor stays attached though nobody keeps it. Copies of the model, deep or pickled, are not watched. Threads
+    may share the model.
+
+    Not seen: keyword inputs, and tensors inside of lists, dicts and other structures than tuples.
 
     Cost: one pass over every tensor that is shown; on CUDA one launch a module call and at most one wait a batch
     (`check`). All parameters are read together at the first call of a batch, and those that change before their module
-    runs once more there.
+    runs once more there, unless they are written to through `.data` or NumPy, which nothing shows.
 
     Args:
         model: any module without `nn.DataParallel` in it.
