@@ -3,10 +3,12 @@
 import math
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .layout import memory_order
 from .row import Row
@@ -37,7 +39,7 @@ class TorchRecorder:
         self._unfetched: list[_Part] = []
 
     def record(self, tensors: Sequence[Tensor]) -> "_Reading":
-        with torch.no_grad():
+        with _without_gradients():
             parts = [[_Part(start, _measure(x)) for start, x in _slices(tensor)] for tensor in tensors]
         self._unfetched += [part for of_tensor in parts for part in of_tensor if isinstance(part.measure, Tensor)]
         kinds = [(tensor.dtype, _repeat(tensor)) for tensor in tensors]
@@ -73,9 +75,16 @@ class _Reading:
 
 def count_at_least(tensor: Tensor, threshold: float) -> int:
     """Elements whose magnitude is `threshold` or more, infinities among them. Cost: a few passes, one host sync."""
-    with torch.no_grad():
+    with _without_gradients():
         counts = [(_any_magnitude(piece) >= threshold).sum() for _, piece in _slices(tensor)]
     return _repeat(tensor) * int(torch.stack(counts).sum()) if counts else 0
+
+
+@contextmanager
+def _without_gradients() -> Iterator[None]:
+    """Of either mode: not every operation here has a forward-mode derivative in every version of torch."""
+    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+        yield
 
 
 def _any_magnitude(x: Tensor) -> Tensor:
