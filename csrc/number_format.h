@@ -1,5 +1,6 @@
 // What a number format is: how its bits order by magnitude, which of them are not finite, what they are worth.
-// The only file that knows a format; plain C++17, compiled for the host and by nvcc for the device.
+// The only file that knows a format (but for cuda/packed.cuh, which has the same keys several to a word); plain C++17,
+// compiled for the host and by nvcc for the device.
 //
 // Every format maps an element to a *key*: an unsigned integer that orders as the magnitude does, with
 //     key(finite) < key(inf) < key(NaN)

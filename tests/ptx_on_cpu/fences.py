@@ -31,9 +31,9 @@ def check_stamps_follow_fences(program: Program, kernel: str, rows: int, stamp: 
     stamps = {at for at in stores if program.instructions[at].operands[1] in stamped}
 
     states: dict[int, set[RowState]] = {at: set() for at in _body(program, function)}
-    todo = [(function.first, RowState.NOT_WRITTEN)]
-    while todo:
-        at, state = todo.pop()
+    unvisited = [(function.first, RowState.NOT_WRITTEN)]
+    while unvisited:
+        at, state = unvisited.pop()
         if state in states[at]:
             continue
         states[at].add(state)
@@ -46,7 +46,7 @@ def check_stamps_follow_fences(program: Program, kernel: str, rows: int, stamp: 
             state = RowState.WRITTEN
         elif _is_system_fence(instruction) and state is RowState.WRITTEN:
             state = RowState.FENCED
-        todo += [(successor, state) for successor in _successors(program, at)]
+        unvisited += [(successor, state) for successor in _successors(program, at)]
     return sum(_stored_bytes(program.instructions[at]) for at in stores - stamps), len(stamps)
 
 
