@@ -3,10 +3,15 @@
 
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "recorder.h"
+
+#ifdef OVERFLOWSTAT_WITH_CUDA
+#include "cuda/recorder.h"
+#endif
 
 namespace py = pybind11;
 
@@ -50,23 +55,38 @@ py::object to_row(const Reading::Entry& entry) {
 }
 
 py::list rows(Reading& reading) {
-  const std::vector<Reading::Entry>* entries = nullptr;
+  std::vector<Reading::Entry> entries;
   {
     const py::gil_scoped_release release;
-    entries = &reading.rows(overflowstat::kLongestWait);
+    entries = reading.rows(overflowstat::kLongestWait);
   }
   py::list found;
-  for (const Reading::Entry& entry : *entries) found.append(to_row(entry));
+  for (const Reading::Entry& entry : entries) found.append(to_row(entry));
   return found;
+}
+
+// None, or (whole replays so far, whether there will be no more, what failed while waiting or "").
+py::object replays(Reading& reading) {
+  std::optional<Reading::Replays> replays;
+  {
+    const py::gil_scoped_release release;
+    replays = reading.replays(overflowstat::kLongestWait);
+  }
+  if (!replays) return py::none();
+  return py::make_tuple(replays->count, replays->over, replays->failure);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
-  py::class_<Reading, std::shared_ptr<Reading>>(module, "Reading").def("ready", &Reading::ready).def("rows", &rows);
+  py::class_<Reading, std::shared_ptr<Reading>>(module, "Reading")
+      .def("ready", &Reading::ready)
+      .def("rows", &rows)
+      .def("replays", &replays);
   module.def("record", &overflowstat::record, py::arg("tensors"), py::call_guard<py::gil_scoped_release>());
 #ifdef OVERFLOWSTAT_WITH_CUDA
   module.attr("has_cuda") = true;
+  module.def("current_capture", &overflowstat::cuda::current_capture);
 #else
   module.attr("has_cuda") = false;
 #endif

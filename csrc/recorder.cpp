@@ -1,6 +1,5 @@
 #include "recorder.h"
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -60,29 +59,6 @@ std::optional<Format> format_of(at::ScalarType type) {
     case at::kBool: return Format::kBool;
     default: return std::nullopt;
   }
-}
-
-bool Reading::ready() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return std::all_of(awaited_.begin(), awaited_.end(), [](const Awaited& a) { return a.frame->ready(); });
-}
-
-const std::vector<Reading::Entry>& Reading::rows(std::chrono::nanoseconds limit) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const Awaited& awaited : awaited_) {
-    const Frame::Result& result = awaited.frame->result(limit);
-    for (size_t i = 0; i < awaited.entries.size(); ++i) {
-      Entry& entry = entries_[awaited.entries[i]];
-      const auto& [arrived, row] = result.rows[i];
-      if (arrived) {
-        entry.row = row;
-      } else {
-        entry.missing = result.failure;
-      }
-    }
-  }
-  awaited_.clear();
-  return entries_;
 }
 
 std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors) {

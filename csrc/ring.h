@@ -9,27 +9,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "progress.h"
 #include "stats_row.h"
 
 namespace overflowstat {
-
-enum class Progress {
-  kRunning,   // there may still come something
-  kFinished,  // all that was launched is done
-  kFailed     // nothing will come any more
-};
-
-// What a frame's device is doing and, if it failed, why. Called while waiting, from the thread that waits.
-using Poll = std::function<std::pair<Progress, std::string>()>;
 
 // The rows of one frame. Thread-safe.
 class Frame {
@@ -80,30 +70,12 @@ class Frame {
   }
 
   void wait(std::chrono::nanoseconds limit) {
-    using Clock = std::chrono::steady_clock;
-    const auto deadline = Clock::now() + limit;
-    for (int64_t round = 0; !all_arrived(); ++round) {
-      result_.waited = true;
-      auto [progress, reason] = poll_();
-      // A device that has finished wrote its rows before: only now is a missing one known to be missing.
-      if (progress != Progress::kRunning) {
-        if (all_arrived()) return;
-        result_.failure =
-            progress == Progress::kFailed ? std::move(reason) : "the device finished without writing its rows";
-        return;
-      }
-      if (Clock::now() >= deadline) {
-        result_.failure = "the device did not answer in time";
-        result_.timed_out = true;
-        return;
-      }
-      // A row is microseconds away, or most of a forward: look often at first, then leave the core to others.
-      if (round < 1000) {
-        std::this_thread::yield();
-      } else {
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
-      }
-    }
+    Wait wait = wait_until([this] { return all_arrived(); }, poll_, limit);
+    result_.waited = wait.waited;
+    result_.timed_out = wait.timed_out;
+    // A device that has come to an end wrote its rows before: only now is a missing one known to be missing.
+    if (all_arrived()) return;
+    result_.failure = wait.failure.empty() ? "the device finished without writing its rows" : std::move(wait.failure);
   }
 
   StampedRow* const rows_;

@@ -22,8 +22,10 @@ struct StatsRow {
 // number that the reader waits for. One cache line.
 struct alignas(64) StampedRow {
   StatsRow row;
-  uint64_t stamp;
+  uint64_t stamp = 0;  // no launch's
 };
+// In place of a stamp: one more than the row has. For a launch in a CUDA graph, which is the same in every replay.
+constexpr uint64_t kNextStamp = 0;
 static_assert(sizeof(StampedRow) == 64, "a row and its stamp share a cache line");
 
 OVERFLOWSTAT_HOST_DEVICE inline StatsRow merge(const StatsRow& a, const StatsRow& b) {

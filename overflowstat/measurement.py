@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .errors import warn_user
-from .recorder import Reading, Recorder
+from .recorder import Reading, Recorder, Replays
 from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
 
 __all__ = ["Measurement", "Place", "measure"]
@@ -18,7 +18,8 @@ Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 class Measurement:
     """What is known, now or later, of some tensors. Holds no tensor."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, graph: int | None = None) -> None:
+        self._graph = graph
         self._contents: list[TensorStats | str] = [""] * count
         self._readings: list[tuple[Reading, list[tuple[int, Shape]]]] = []
 
@@ -37,8 +38,17 @@ class Measurement:
                 self._contents[i] = f"not read: {row}" if isinstance(row, str) else TensorStats.of(row, *shape)
                 if isinstance(row, str):
                     warn_user(f"tensors could not be read, and are not judged: {row}")
-        self._readings.clear()
-        return self._contents
+        if self._graph is None:
+            self._readings.clear()
+        return list(self._contents)
+
+    def replays(self) -> Replays | None:
+        """Those of the CUDA graph that these are read in; None if none of them is read there. May wait."""
+        found = [replays for reading, _ in self._readings if (replays := reading.replays()) is not None]
+        if not found:
+            return None
+        counts, over, failures = zip(*found, strict=True)
+        return Replays(min(counts), any(over), next(filter(None, failures), ""))
 
     def begin(self, recorder: Recorder, tensors: Iterable[tuple[int, Tensor]]) -> None:
         """Record these, each told by its place."""
@@ -69,9 +79,12 @@ class Place(NamedTuple):
     position: int
 
 
-def measure(recorder: Recorder, tensors: Sequence[Tensor]) -> Measurement:
-    """Begin to read tensors as they are now: all that can be read in one `Recorder.record`."""
-    measurement = Measurement(len(tensors))
+def measure(recorder: Recorder, tensors: Sequence[Tensor], graph: int | None = None) -> Measurement:
+    """Begin to read tensors as they are now: all that can be read in one `Recorder.record`.
+
+    `graph` is what `Recorder.capture` says: if it is one, they will be read whenever that is replayed.
+    """
+    measurement = Measurement(len(tensors), graph)
     readable = []
     for i, tensor in enumerate(tensors):
         if reason := _reason(tensor):

@@ -11,12 +11,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from . import capture
+from .captured import CapturedBatch
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frames import Frame
 from .hooks import ForwardHook, RootEntryHook, calls_in_progress, is_watched
 from .measurement import Place, measure
 from .pending import PendingFrame
-from .recorder import Recorder, RecorderName, make_recorder
+from .recorder import NativeRecorder, Recorder, RecorderName, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
 from .validation import check_batch_numbers, check_methods, check_model, check_one_of, check_optional_count
@@ -44,6 +45,9 @@ class Monitor:
 
     The monitor stays attached though nobody keeps it. Copies of the model, deep or pickled, are not watched. Threads
     may share the model.
+
+    A forward that is captured into a CUDA graph is watched in each replay: `check()` then judges the last one since it
+    was called before, and counts all of them as batches. Call it on the stream that replays. Needs the extension.
 
     Not seen: keyword inputs, and tensors inside of lists, dicts and other structures than tuples.
 
@@ -103,6 +107,7 @@ class Monitor:
         # Of each thread that is in the root's forward: the exceptions that were being handled when its calls began.
         self._root_calls_of: dict[int, list[BaseException | None]] = {}
         self._queue: deque[PendingFrame] = deque()  # frames not judged yet, in execution order
+        self._captured: list[CapturedBatch] = []
         self._raised_in_batch: int | None = None
         self._weights: WeightPass | None = None
         self._start_batch()
@@ -113,6 +118,10 @@ class Monitor:
                 "more; call remove() on the first one if that is not meant"
             )
         self._modules = dict(model.named_modules())
+        if isinstance(self._recorder, NativeRecorder):
+            self._recorder.prepare(
+                {p.device for m in self._modules.values() for p in m._parameters.values() if p is not None}
+            )
         self._handles: list[RemovableHandle] = []
         try:
             self._attach()
@@ -132,9 +141,13 @@ class Monitor:
             self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.check()))
 
     def check(self) -> None:
-        """Wait for all numbers that are still on their way, and raise if one of them is bad."""
+        """Wait for all numbers that are still on their way, and raise if one of them is bad.
+
+        Those of a CUDA graph are on their way when its replay is among the work of the current stream.
+        """
         with self._lock:
             self._settle(wait=True)
+            self._settle_replays()
 
     def remove(self) -> None:
         """Detach from the model, then `check()`. Frames and counts stay; calling it again does nothing."""
@@ -178,7 +191,7 @@ class Monitor:
                     del calls[running:]
                     self._end_batch()
             if self._check == "step":
-                self.check()
+                self._settle(wait=True)
             calls.append(sys.exc_info()[1])
 
     def _after_root(self, root: nn.Module, name: str, args: object, output: object) -> None:
@@ -192,10 +205,15 @@ class Monitor:
                     self._leave_root()
                     self._end_batch()
                 return
-            self._record(root, name, args, output)
+            captured = self._record(root, name, args, output)
+            traced = self.batch_number in self.trace_batch_nums
             self._leave_root()
-            self._end_batch()
-            self._settle(wait=self._check != "step" or self._queue[-1].batch_number in self.trace_batch_nums)
+            if captured is None:
+                self._end_batch()
+            else:  # nothing has run, so that no batch has ended
+                captured.has_root = captured.is_complete = True
+                self._start_batch()
+            self._settle(wait=self._check != "step" or traced)
 
     def _leave_root(self) -> None:
         calls = self._root_calls()
@@ -209,29 +227,46 @@ class Monitor:
             self._record(module, name, args, output)
             self._settle(wait=self._check == "module" or self.batch_number in self.trace_batch_nums)
 
-    def _record(self, module: nn.Module, name: str, args: object, output: object) -> None:
-        """Put a frame of this call in the queue; what it shows is read as it is now."""
-        if self._weights is None:
-            self._weights = WeightPass(self._modules.values(), self._recorder)
+    def _record(self, module: nn.Module, name: str, args: object, output: object) -> CapturedBatch | None:
+        """Put a frame of this call in the queue; what it shows is read as it is now.
+
+        While a CUDA graph is captured the call will be run with its replays: then it is put with those of the graph,
+        which are returned.
+        """
+        graph = self._recorder.capture()
+        captured = None if graph is None else self._captured_batch(graph)
+        if self._weights is None or self._weights.graph != graph:
+            self._weights = WeightPass(self._modules.values(), self._recorder, graph)
         values = [*module.named_parameters(recurse=False), *capture.inputs(args), *capture.outputs(output)]
         lines = [
             (label, self._weights.find(value) if isinstance(value, Tensor) else capture.stand_in(value))
             for label, value in values
         ]
         unread = [i for i, (_, place) in enumerate(lines) if place is None]
-        measurement = measure(self._recorder, [value for i in unread if isinstance(value := values[i][1], Tensor)])
-        places = {i: Place(measurement, k) for k, i in enumerate(unread)}
-        self._queue.append(
-            PendingFrame(
-                self.batch_number,
-                name,
-                type(module).__name__,
-                tuple((label, places[i] if place is None else place) for i, (label, place) in enumerate(lines)),
-                starts_batch=not self._batch_has_frames,
-            )
+        measurement = measure(
+            self._recorder, [value for i in unread if isinstance(value := values[i][1], Tensor)], graph
         )
-        self._batch_has_frames = True
-        self.total_calls += 1
+        places = {i: Place(measurement, k) for k, i in enumerate(unread)}
+        call = PendingFrame(
+            self.batch_number,
+            name,
+            type(module).__name__,
+            tuple((label, places[i] if place is None else place) for i, (label, place) in enumerate(lines)),
+            starts_batch=not (self._batch_has_frames if captured is None else captured.calls),
+        )
+        if captured is not None:
+            captured.calls.append(call)
+        else:
+            self._queue.append(call)
+            self._batch_has_frames = True
+            self.total_calls += 1
+        return captured
+
+    def _captured_batch(self, graph: int) -> CapturedBatch:
+        """Where the calls that are captured now belong."""
+        if not self._captured or self._captured[-1].is_complete or self._captured[-1].graph != graph:
+            self._captured.append(CapturedBatch(graph))
+        return self._captured[-1]
 
     def _settle(self, wait: bool) -> None:
         """Judge frames in the order in which they ran: all of them, or as far as their numbers are there."""
@@ -239,6 +274,26 @@ class Monitor:
             wait = True  # it is bad, as is seen already: only what ran before it is still to be judged
         while self._queue and (wait or self._queue[0].ready()):
             self._judge(self._queue.popleft().frame())
+        self._stop_after_last_batch()
+
+    def _settle_replays(self) -> None:
+        """Judge the last replay of each captured forward that has been replayed since this was done before."""
+        for captured in self._captured:
+            replays = captured.new_replays()
+            if replays == 0:
+                continue
+            if captured.has_root:
+                self.batch_number += replays - 1
+            self._raised_in_batch = None
+            for frame in captured.frames(self.batch_number):
+                self.total_calls += replays
+                self._judge(frame)
+            if captured.has_root:
+                self._end_batch()
+        self._captured = [captured for captured in self._captured if not captured.is_over]
+        self._stop_after_last_batch()
+
+    def _stop_after_last_batch(self) -> None:
         if self.abort_after_batch_num is not None and self.batch_number > self.abort_after_batch_num:
             raise BatchLimitReached(self._style.aborted(self.batch_number, self.abort_after_batch_num))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from .frames import Frame, Line
 from .measurement import Measurement, Place
+from .recorder import Replays
 
 __all__ = ["PendingFrame"]
 
@@ -23,8 +24,13 @@ class PendingFrame:
         """Whether `frame` would not wait."""
         return all(measurement.ready() for measurement in self._measurements())
 
+    def replays(self) -> Replays | None:
+        """Those of the CUDA graph that this call is in; None if nothing of it was read there. May wait."""
+        found = [replays for m in self._measurements() if (replays := m.replays()) is not None]
+        return min(found) if found else None
+
     def frame(self) -> Frame:
-        """Waits until all numbers are there."""
+        """Waits until all numbers are there; those of a CUDA graph are as its last replay left them."""
         contents = {id(measurement): measurement.contents() for measurement in self._measurements()}
         lines = tuple(
             Line(label, place if isinstance(place, str) else contents[id(place.measurement)][place.position])

@@ -4,8 +4,8 @@ A recorder takes any number of tensors and gives a `Row` for each. The two are i
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +15,20 @@ from .errors import warn_user
 from .row import Row
 from .torch_recorder import TorchRecorder
 
-__all__ = ["NativeRecorder", "Reading", "Recorder", "RecorderName", "make_recorder"]
+__all__ = ["NativeRecorder", "Reading", "Recorder", "RecorderName", "Replays", "make_recorder"]
 
 RecorderName = Literal["auto", "native", "torch"]
+
+
+class Replays(NamedTuple):
+    """What has become of a CUDA graph."""
+
+    completed: int
+    """How often it has been replayed to its end."""
+    over: bool
+    """Whether it is gone."""
+    failure: str
+    """What its device failed with, or nothing."""
 
 
 class Reading(Protocol):
@@ -30,8 +41,13 @@ class Reading(Protocol):
     def rows(self) -> Sequence[Row | str]:
         """A row for each tensor, in order; where none will ever come, because a device failed, the reason.
 
-        Waits, for a bounded time, until that is known.
+        Waits, for a bounded time, until that is known. For what is read inside a CUDA graph these are the rows of its
+        last replay, without a wait.
         """
+        ...
+
+    def replays(self) -> Replays | None:
+        """None, or for what is read inside a CUDA graph, after a wait for the current stream, the graph's replays."""
         ...
 
 
@@ -42,8 +58,13 @@ class Recorder(Protocol):
         """Begin to read strided tensors of any of `overflowstat.stats.READABLE_DTYPES`, as they are now.
 
         Never waits for a device; tensors in host memory are read before this returns. They may be written to or freed
-        afterwards, on the stream that is current now.
+        afterwards, on the stream that is current now. While that stream is captured into a CUDA graph, tensors on its
+        device are read in each replay, and not now.
         """
+        ...
+
+    def capture(self) -> int | None:
+        """A number for the CUDA graph into which the current stream is captured; None if it is not."""
         ...
 
 
@@ -61,6 +82,17 @@ class NativeRecorder:
         self._kinds = {"cpu", "cuda"} if extension.has_cuda else {"cpu"}
         self._works_on: dict[torch.device, bool] = {}
         self._elsewhere = TorchRecorder()
+
+    def prepare(self, devices: Iterable[torch.device]) -> None:
+        """Try these now, since a device that was never tried cannot be read while a CUDA graph is captured."""
+        for device in devices:
+            if device.type in self._kinds and self.capture() is None:
+                self._try(device)
+
+    def capture(self) -> int | None:
+        if "cuda" not in self._kinds or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return None
+        return self._extension.current_capture() or None
 
     def record(self, tensors: Sequence[Tensor]) -> Reading:
         here = [self._can_read(t) for t in tensors]
@@ -84,6 +116,11 @@ class NativeRecorder:
     def _try(self, device: torch.device) -> bool:
         """Whether a first read on this device works. A build without code for its architecture shows only then."""
         if device not in self._works_on:
+            if self.capture() is not None:
+                raise RuntimeError(
+                    f"nothing on {device} was read before the capture of a CUDA graph began; run the model once before "
+                    "that, or attach to it when it is on its device"
+                )
             problem = self._first_problem(device)
             self._works_on[device] = problem is None
             if problem is not None:
@@ -94,11 +131,12 @@ class NativeRecorder:
         return self._works_on[device]
 
     def _first_problem(self, device: torch.device) -> str | None:
+        two = torch.ones(2, 2, device=device)  # by each of the two passes
         try:
-            (row,) = self._extension.record([torch.ones(1, device=device)]).rows()
+            rows = self._extension.record([two, two[:, 0]]).rows()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return row if isinstance(row, str) else None
+        return next((row for row in rows if isinstance(row, str)), None)
 
 
 def _name(device: torch.device) -> str:
@@ -118,6 +156,10 @@ class _NativeReading:
     def rows(self) -> list[Row | str]:
         return [row if isinstance(row, str) else Row._make(row) for row in self._reading.rows()]
 
+    def replays(self) -> Replays | None:
+        replays = self._reading.replays()
+        return None if replays is None else Replays._make(replays)
+
 
 class _MixedReading:
     """The rows of two readings, `here` telling which of them each one comes from."""
@@ -134,13 +176,16 @@ class _MixedReading:
         native, elsewhere = iter(self._native.rows()), iter(self._elsewhere.rows())
         return [next(native if is_here else elsewhere) for is_here in self._here]
 
+    def replays(self) -> Replays | None:
+        return self._native.replays()  # plain torch reads at once or not at all
+
 
 def make_recorder(name: RecorderName | Recorder = "auto") -> Recorder:
     """The recorder of that name; "auto" is the native one if it is there, else plain torch. A recorder is itself.
 
     Raises ValueError for anything else, and RuntimeError with the reason if "native" is not usable.
     """
-    if not isinstance(name, str) and callable(getattr(name, "record", None)):
+    if not isinstance(name, str) and all(callable(getattr(name, method, None)) for method in ("record", "capture")):
         return name
     if name not in ("auto", "native", "torch"):
         raise ValueError(f'recorder={name!r}: must be "auto", "native" or "torch"')

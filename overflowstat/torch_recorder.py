@@ -38,7 +38,12 @@ class TorchRecorder:
     def __init__(self) -> None:
         self._unfetched: list[_Part] = []
 
+    def capture(self) -> None:
+        return None
+
     def record(self, tensors: Sequence[Tensor]) -> "_Reading":
+        if any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("plain torch operations cannot read tensors while a CUDA graph is captured")
         with _without_gradients():
             parts = [[_Part(start, _measure(x)) for start, x in _slices(tensor)] for tensor in tensors]
         self._unfetched += [part for of_tensor in parts for part in of_tensor if isinstance(part.measure, Tensor)]
@@ -71,6 +76,9 @@ class _Reading:
         if not self.ready():
             self._recorder.fetch()
         return [_merge(dtype, repeat, parts) for (dtype, repeat), parts in self._tensors]
+
+    def replays(self) -> None:
+        return None
 
 
 def count_at_least(tensor: Tensor, threshold: float) -> int:

@@ -33,16 +33,19 @@ class _Reading(NamedTuple):
 class WeightPass:
     """The statistics of a model's parameters as they are when this is made.
 
+    `graph` is what `Recorder.capture` says: if it is one, as they are in each of its replays.
+
     Cost: one pass over each parameter, tied ones once, in one launch a device. Does not wait.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], recorder: Recorder) -> None:
+    def __init__(self, modules: Iterable[nn.Module], recorder: Recorder, graph: int | None = None) -> None:
+        self.graph = graph
         # Not by parameters(), which models override.
         weights = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
         # The others are looked at in their modules only: those that could change unseen (inference tensors, wrappers
         # without storage) and those that have no numbers yet (lazy, offloaded).
         known = [(p, state) for p in weights.values() if (state := _state(p)) is not None]
-        measurement = measure(recorder, [p for p, _ in known])
+        measurement = measure(recorder, [p for p, _ in known], graph)
         self._readings = {id(known[i][0]): _Reading(*known[i], Place(measurement, i)) for i in measurement.being_read()}
 
     def find(self, weight: Tensor) -> Place | None:

@@ -30,6 +30,9 @@ class LateReading:
         rows = self.reading.rows()
         return rows if self.failure is None else [self.failure] * len(rows)
 
+    def replays(self) -> None:
+        return None
+
 
 class LateRecorder:
     """Reads at once, as a stream does in its order, and tells only when it is told to, or waited for."""
@@ -44,6 +47,9 @@ class LateRecorder:
     def record(self, tensors: Sequence[Tensor]) -> LateReading:
         self.readings.append(LateReading(self, self.recorder.record(tensors)))
         return self.readings[-1]
+
+    def capture(self) -> None:
+        return None
 
     def arrive(self) -> None:
         for reading in self.readings:

@@ -193,14 +193,14 @@ MUTANTS = [
     Mutant(
         "a stamp before its row",
         "plain",
-        "  slot->row = row;\n  __threadfence_system();\n  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;\n",
-        "  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;\n  __threadfence_system();\n  slot->row = row;\n",
+        "  slot->row = row;\n  __threadfence_system();\n  *there = stamp;\n",
+        "  *there = stamp;\n  __threadfence_system();\n  slot->row = row;\n",
     ),
     Mutant(
         "a stamp before the fence",
         "plain",
-        "  __threadfence_system();\n  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;\n",
-        "  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;\n  __threadfence_system();\n",
+        "  __threadfence_system();\n  *there = stamp;\n",
+        "  *there = stamp;\n  __threadfence_system();\n",
     ),
     Mutant(
         "a row after the fence",
@@ -208,7 +208,9 @@ MUTANTS = [
         "  slot->row = row;\n  __threadfence_system();\n",
         "  __threadfence_system();\n  slot->row = row;\n",
     ),
-    Mutant("half a stamp", "plain", "(&slot->stamp) = stamp;", "(&slot->stamp) = static_cast<uint32_t>(stamp);"),
+    Mutant("half a stamp", "plain", "*there = stamp;", "*there = static_cast<uint32_t>(stamp);"),
+    Mutant("a replay that is not counted", "plain", "stamp = *there + 1;", "stamp = *there;"),
+    Mutant("a launch that is counted and was given a stamp", "plain", "if (stamp == kNextStamp) stamp", "stamp"),
     Mutant(
         "the table and the arguments mixed up",
         "plain",

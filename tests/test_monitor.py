@@ -273,6 +273,7 @@ def test_a_recorder_that_fails_later_is_no_secret(recorder_name: RecorderName) -
     class FailsLater:
         name = "fails"
         recorder = make_recorder(recorder_name)
+        capture = recorder.capture
 
         def record(self, tensors: Sequence[Tensor]) -> Reading:
             if any(t.numel() == 3 for t in tensors):

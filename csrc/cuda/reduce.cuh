@@ -393,9 +393,12 @@ __device__ __forceinline__ StatsRow take_row(Partial* partial, uint64_t numel) {
 // Hands a row to whoever waits for its stamp: the host sees the one no earlier than the other. A volatile store is one
 // that the compiler neither tears nor moves.
 __device__ __forceinline__ void publish(StampedRow* slot, const StatsRow& row, uint64_t stamp) {
+  volatile uint64_t* there = &slot->stamp;
+  // Not read otherwise: from the host's memory that takes a microsecond.
+  if (stamp == kNextStamp) stamp = *there + 1;
   slot->row = row;
   __threadfence_system();
-  *const_cast<volatile uint64_t*>(&slot->stamp) = stamp;
+  *there = stamp;
 }
 
 // An atomic, since the ticket was last touched by atomics of other blocks that nothing here is ordered after.

@@ -50,8 +50,8 @@ struct TensorList {
 // and all zero again after each; two launches may share it if they are ordered (one stream).
 size_t workspace_bytes(size_t count);
 
-// rows[i] becomes the row of tensor i: first the row, then, once the host can see that, `stamp`. `rows` may be device
-// memory or pinned host memory and must live until the launch is done.
+// rows[i] becomes the row of tensor i: first the row, then, once the host can see that, `stamp` (or the next one,
+// kNextStamp). `rows` may be device memory or pinned host memory and must live until the launch is done.
 Error launch_dense(const TensorList& list, void* workspace, StampedRow* rows, uint64_t stamp, Stream stream);
 
 // The row of one strided tensor; the descriptor travels in the kernel's arguments.

@@ -1,0 +1,92 @@
+#include "memory.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/util/Exception.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+
+namespace overflowstat::cuda {
+namespace {
+
+[[noreturn]] void throw_no_memory(const char* kind, size_t bytes, const std::string& what, const std::string& reason) {
+  throw std::runtime_error(std::string("no ") + kind + " memory for " + what + ", " + std::to_string(bytes) +
+                           " bytes: " + reason);
+}
+
+template <class Make>
+at::Tensor on_device(size_t bytes, const std::string& what, Make make) {
+  try {
+    return make(static_cast<int64_t>(bytes));
+  } catch (const c10::Error& error) {
+    throw_no_memory("device", bytes, what, error.what_without_backtrace());
+  }
+}
+
+at::TensorOptions bytes_on(at::Device device) { return at::TensorOptions().dtype(at::kByte).device(device); }
+
+}  // namespace
+
+std::string words(Error error) { return std::string(error_name(error)) + " (" + error_text(error) + ")"; }
+
+void check(Error error, const char* doing) {
+  if (error != 0) throw std::runtime_error(std::string("CUDA error while ") + doing + ": " + words(error));
+}
+
+PinnedRows::PinnedRows(size_t count) : count_(count) {
+  const c10::cuda::CUDAStreamCaptureModeGuard allowed_anywhere(cudaStreamCaptureModeRelaxed);
+  const size_t bytes = count * sizeof(StampedRow);
+  void* memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    throw_no_memory("pinned", bytes, std::to_string(count) + " rows", words(error));
+  }
+  data_ = static_cast<StampedRow*>(memory);
+  std::fill_n(data_, count, StampedRow{});
+}
+
+PinnedRows::~PinnedRows() { cudaFreeHost(data_); }
+
+at::Tensor make_workspace(size_t tensors, at::Device device) {
+  return on_device(workspace_bytes(tensors), "the rows of " + std::to_string(tensors) + " tensors",
+                   [&](int64_t bytes) { return at::zeros({bytes}, bytes_on(device)); });
+}
+
+at::Tensor make_table(const std::vector<DenseTensor>& list, at::Device device) {
+  return on_device(
+      list.size() * sizeof(DenseTensor), "a table of " + std::to_string(list.size()) + " tensors", [&](int64_t bytes) {
+        // torch keeps pinned memory until what was copied from it has arrived.
+        const at::Tensor source = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+        memcpy(source.data_ptr(), list.data(), static_cast<size_t>(bytes));
+        at::Tensor table = at::empty({bytes}, bytes_on(device));
+        table.copy_(source, /*non_blocking=*/true);
+        return table;
+      });
+}
+
+void* StreamMemory::workspace(size_t tensors, const c10::cuda::CUDAStream& stream) {
+  if (!workspace_.defined() || static_cast<size_t>(workspace_.numel()) < workspace_bytes(tensors)) {
+    workspace_ = make_workspace(2 * tensors, stream.device());
+  }
+  return workspace_.data_ptr();
+}
+
+const DenseTensor* StreamMemory::table(const std::vector<DenseTensor>& list, const c10::cuda::CUDAStream& stream) {
+  const auto is_there = [&] {
+    return list.size() == list_.size() && memcmp(list.data(), list_.data(), list.size() * sizeof(DenseTensor)) == 0;
+  };
+  if (!is_there()) {
+    list_.clear();  // in case that there is no memory
+    table_ = make_table(list, stream.device());
+    list_ = list;
+  }
+  return static_cast<const DenseTensor*>(table_.data_ptr());
+}
+
+}  // namespace overflowstat::cuda

@@ -1,0 +1,72 @@
+// What reading some tensors gives: rows, now or later.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "number_format.h"
+#include "replayed_rows.h"
+#include "ring.h"
+#include "stats_row.h"
+
+namespace overflowstat {
+
+// The rows of one call of record(), some of them on their way. Thread-safe; needs no GIL, and holds no tensor.
+class Reading {
+ public:
+  struct Entry {
+    Format format;
+    int64_t repeat;  // how often a view meets each element (layout.h)
+    bool negated;    // a view that shows its elements with the other sign
+    StatsRow row;
+    std::string missing;  // why there is no row, empty if there is
+  };
+
+  explicit Reading(std::vector<Entry> entries) : entries_(std::move(entries)) {}
+
+  // Entries whose rows a device writes, in order.
+  void add(std::shared_ptr<Frame> frame, std::vector<size_t> entries) {
+    awaited_.push_back({std::move(frame), std::move(entries)});
+  }
+  void add(std::shared_ptr<ReplayedRows> rows, std::vector<size_t> entries) {
+    replayed_.push_back({std::move(rows), std::move(entries)});
+  }
+
+  // Whether rows() would not wait.
+  bool ready();
+  // All entries; waits for those on a device, each device's for `limit` at most. Those inside a CUDA graph are what its
+  // last replay left, without a wait.
+  std::vector<Entry> rows(std::chrono::nanoseconds limit);
+
+  struct Replays {
+    uint64_t count;  // whole ones so far
+    bool over;       // the graph is gone: there will be no more
+    std::string failure;
+  };
+  // Nothing if this is not inside a CUDA graph, or else, after a wait for the current stream of its device, of `limit`
+  // at most, how often that has been replayed.
+  std::optional<Replays> replays(std::chrono::nanoseconds limit);
+
+ private:
+  template <class Rows>
+  struct Part {
+    std::shared_ptr<Rows> rows;
+    std::vector<size_t> entries;
+  };
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+  std::vector<Part<Frame>> awaited_;
+  std::vector<Part<ReplayedRows>> replayed_;
+};
+
+// No wait for a device is longer: it may be busy with the forward of a large model, and not for ever.
+constexpr std::chrono::minutes kLongestWait{10};
+
+}  // namespace overflowstat
