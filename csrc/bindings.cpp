@@ -1,22 +1,24 @@
 // Names for Python, nothing else.
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "frame_log.h"
 #include "recorder.h"
-
-#ifdef OVERFLOWSTAT_WITH_CUDA
-#include "cuda/recorder.h"
-#endif
 
 namespace py = pybind11;
 
 namespace {
 
+using overflowstat::Call;
+using overflowstat::Content;
+using overflowstat::FrameLog;
 using overflowstat::Reading;
 using overflowstat::StatsRow;
 
@@ -76,6 +78,45 @@ py::object replays(Reading& reading) {
   return py::make_tuple(replays->count, replays->over, replays->failure);
 }
 
+// A str; or (row, sizes, strides, dtype), the row being a str that says why there is none, if so; or
+// (overflowstat.measurement.Measurement, position).
+py::object to_content(const Content& content) {
+  if (const auto* word = std::get_if<const char*>(&content)) return py::str(*word);
+  if (const auto* other = std::get_if<overflowstat::ReadByPython>(&content)) {
+    return py::make_tuple(other->measurement, other->position);
+  }
+  overflowstat::Measured& measured = *std::get<std::shared_ptr<overflowstat::Measured>>(content);
+  const auto tuple = [](const overflowstat::Measured::Dimensions& numbers) {
+    py::tuple found(numbers.size());
+    for (size_t i = 0; i < numbers.size(); ++i) found[i] = numbers[i];
+    return found;
+  };
+  const auto dtype =
+      py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(measured.dtype())));
+  return py::make_tuple(to_row(measured.entry()), tuple(measured.sizes()), tuple(measured.strides()), dtype);
+}
+
+// (batch number, module, whether it starts the batch, [(label, content)]); waits for what is not there yet.
+py::tuple to_frame(const FrameLog& log, const Call& call) {
+  py::list lines;
+  for (const auto& [label, content] : call.lines) {
+    lines.append(py::make_tuple(log.label(label), to_content(content)));
+  }
+  return py::make_tuple(call.batch_number, call.module, call.starts_batch, std::move(lines));
+}
+
+py::dict counters(const FrameLog& log) {
+  const overflowstat::Cost& cost = log.cost();
+  py::dict found;
+  found["frames"] = log.calls();
+  found["tensors"] = cost.tensors;
+  found["bytes_read"] = cost.bytes_read;
+  found["bytes_reused"] = cost.bytes_reused;
+  found["launches"] = cost.launches;
+  found["waits"] = cost.waits;
+  return found;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -83,10 +124,30 @@ PYBIND11_MODULE(_C, module) {
       .def("ready", &Reading::ready)
       .def("rows", &rows)
       .def("replays", &replays);
-  module.def("record", &overflowstat::record, py::arg("tensors"), py::call_guard<py::gil_scoped_release>());
+  module.def("record", py::overload_cast<const std::vector<at::Tensor>&>(&overflowstat::record), py::arg("tensors"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def("current_capture", &overflowstat::current_capture);
+
+  py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays);
+  py::class_<FrameLog>(module, "FrameLog")
+      .def(py::init<const std::vector<py::object>&, int64_t, py::object, py::object>(), py::arg("modules"),
+           py::arg("keep"), py::arg("measure"), py::arg("works_on"))
+      .def("start_batch", &FrameLog::start_batch)
+      .def("configure", &FrameLog::configure)
+      .def("forget_weights", &FrameLog::forget_weights)
+      .def("call", &FrameLog::call)
+      .def("next", &FrameLog::next)
+      .def("take_captured", &FrameLog::take_captured)
+      .def("judge_captured", &FrameLog::judge_captured)
+      .def("drop_batch", &FrameLog::drop_batch)
+      .def("kept", [](const FrameLog& log) { return std::vector(log.kept().begin(), log.kept().end()); })
+      .def("clear_kept", &FrameLog::clear_kept)
+      .def("frame", &to_frame)
+      .def("counters", &counters)
+      .def_property_readonly("pending", &FrameLog::pending)
+      .def_property_readonly("calls", &FrameLog::calls);
 #ifdef OVERFLOWSTAT_WITH_CUDA
   module.attr("has_cuda") = true;
-  module.def("current_capture", &overflowstat::cuda::current_capture);
 #else
   module.attr("has_cuda") = false;
 #endif

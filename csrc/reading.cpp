@@ -11,8 +11,25 @@ bool Reading::ready() {
 
 std::vector<Reading::Entry> Reading::rows(std::chrono::nanoseconds limit) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  fetch(limit);
+  return entries_;
+}
+
+Reading::Entry Reading::entry(size_t i, std::chrono::nanoseconds limit) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  fetch(limit);
+  return entries_[i];
+}
+
+bool Reading::is_replayed() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return !replayed_.empty();
+}
+
+void Reading::fetch(std::chrono::nanoseconds limit) {
   for (const auto& [frame, entries] : awaited_) {
     const Frame::Result& result = frame->result(limit);
+    waits_ += result.waited;
     for (size_t i = 0; i < entries.size(); ++i) {
       Entry& entry = entries_[entries[i]];
       const auto& [arrived, row] = result.rows[i];
@@ -31,7 +48,6 @@ std::vector<Reading::Entry> Reading::rows(std::chrono::nanoseconds limit) {
       entries_[entries[i]].missing = there ? "" : "the CUDA graph that reads it has not been replayed";
     }
   }
-  return entries_;
 }
 
 std::optional<Reading::Replays> Reading::replays(std::chrono::nanoseconds limit) {

@@ -1,6 +1,7 @@
 // What reading some tensors gives: rows, now or later.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -32,10 +33,12 @@ class Reading {
   explicit Reading(std::vector<Entry> entries) : entries_(std::move(entries)) {}
 
   // Entries whose rows a device writes, in order.
-  void add(std::shared_ptr<Frame> frame, std::vector<size_t> entries) {
+  void add(std::shared_ptr<Frame> frame, std::vector<size_t> entries, uint64_t launches) {
+    launches_ += launches;
     awaited_.push_back({std::move(frame), std::move(entries)});
   }
-  void add(std::shared_ptr<ReplayedRows> rows, std::vector<size_t> entries) {
+  void add(std::shared_ptr<ReplayedRows> rows, std::vector<size_t> entries, uint64_t launches) {
+    launches_ += launches;
     replayed_.push_back({std::move(rows), std::move(entries)});
   }
 
@@ -44,6 +47,8 @@ class Reading {
   // All entries; waits for those on a device, each device's for `limit` at most. Those inside a CUDA graph are what its
   // last replay left, without a wait.
   std::vector<Entry> rows(std::chrono::nanoseconds limit);
+  // One of these entries.
+  Entry entry(size_t i, std::chrono::nanoseconds limit);
 
   struct Replays {
     uint64_t count;  // whole ones so far
@@ -53,8 +58,16 @@ class Reading {
   // Nothing if this is not inside a CUDA graph, or else, after a wait for the current stream of its device, of `limit`
   // at most, how often that has been replayed.
   std::optional<Replays> replays(std::chrono::nanoseconds limit);
+  // Whether it is inside of one. Never waits.
+  bool is_replayed();
+
+  // Launches that it took, and how often rows() had to wait for a device.
+  uint64_t launches() const { return launches_; }
+  uint64_t waits() const { return waits_; }
 
  private:
+  void fetch(std::chrono::nanoseconds limit);
+
   template <class Rows>
   struct Part {
     std::shared_ptr<Rows> rows;
@@ -64,6 +77,8 @@ class Reading {
   std::vector<Entry> entries_;
   std::vector<Part<Frame>> awaited_;
   std::vector<Part<ReplayedRows>> replayed_;
+  uint64_t launches_ = 0;
+  std::atomic<uint64_t> waits_{0};
 };
 
 // No wait for a device is longer: it may be busy with the forward of a large model, and not for ever.

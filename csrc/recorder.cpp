@@ -12,27 +12,12 @@
 #endif
 
 namespace overflowstat {
-namespace {
 
-Layout layout_of(const at::Tensor& tensor) {
-  return make_layout(tensor.sizes().data(), tensor.strides().data(), tensor.dim());
-}
-
-// Everything that could make reading the memory wrong, since a hook meets tensors in any state.
-void check_readable(const at::Tensor& tensor, const Layout& layout) {
-  if (!tensor.defined()) throw std::invalid_argument("the tensor is undefined");
-  if (!format_of(tensor.scalar_type())) {
-    throw std::invalid_argument(std::string("no number format for dtype ") + c10::toString(tensor.scalar_type()));
-  }
-  if (layout.count == 0) return;
-  const auto needed = static_cast<uint64_t>(tensor.storage_offset() + layout.extent() + 1) *
-                      static_cast<uint64_t>(tensor.element_size());
-  if (tensor.const_data_ptr() == nullptr || tensor.storage().nbytes() < needed) {
-    throw std::invalid_argument("the tensor's storage has been freed");
-  }
-}
-
-}  // namespace
+#ifdef OVERFLOWSTAT_WITH_CUDA
+constexpr bool kWithCuda = true;
+#else
+constexpr bool kWithCuda = false;
+#endif
 
 std::optional<Format> format_of(at::ScalarType type) {
   switch (type) {
@@ -61,55 +46,77 @@ std::optional<Format> format_of(at::ScalarType type) {
   }
 }
 
-std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors) {
-  std::vector<Layout> layouts;
-  layouts.reserve(tensors.size());
+std::string describe(const at::Tensor& tensor, Readable& readable) {
+  // A hook meets tensors in any state: everything that would make reading the memory wrong.
+  if (!tensor.defined()) return "the tensor is undefined";
+  if (tensor.layout() != at::kStrided || tensor.is_nested()) return "the tensor has no strided layout";
+  const std::optional<Format> format = format_of(tensor.scalar_type());
+  if (!format) return std::string("no number format for dtype ") + c10::toString(tensor.scalar_type());
+  if (!tensor.is_cpu() && !(tensor.is_cuda() && kWithCuda)) {
+    return "no native pass for device " + tensor.device().str();
+  }
+  if (!tensor.has_storage()) return "the tensor has no memory of its own";
+
+  Layout& layout = readable.memory.layout;
+  layout = tensor.is_contiguous() ? Layout{{}, tensor.numel(), 1}
+                                  : make_layout(tensor.sizes().data(), tensor.strides().data(), tensor.dim());
+  readable.memory.data = layout.count > 0 ? tensor.const_data_ptr() : nullptr;
+  readable.memory.format = *format;
+  readable.device = tensor.device();
+  readable.negated = tensor.is_neg();
+  if (layout.count == 0) return "";
+  const int64_t extent = layout.dimensions.empty() ? layout.count - 1 : layout.extent();
+  const auto needed = static_cast<uint64_t>(tensor.storage_offset() + extent + 1) * tensor.element_size();
+  if (readable.memory.data == nullptr || tensor.storage().nbytes() < needed) {
+    return "the tensor's storage has been freed";
+  }
+  return "";
+}
+
+std::shared_ptr<Reading> record(std::vector<Readable> tensors) {
+  std::vector<Reading::Entry> entries(tensors.size());
   std::vector<size_t> on_cpu, on_cuda;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& tensor = tensors[i];
-    if (!tensor.defined() || tensor.layout() != at::kStrided) {
-      throw std::invalid_argument("the tensor has no strided layout");
-    }
-    layouts.push_back(layout_of(tensor));
-    check_readable(tensor, layouts.back());
-    if (tensor.is_cpu()) {
-      on_cpu.push_back(i);
-    } else if (tensor.is_cuda()) {
-      on_cuda.push_back(i);
-    } else {
-      throw std::invalid_argument("no native pass for device " + tensor.device().str());
-    }
+    entries[i] = {tensors[i].memory.format, tensors[i].memory.layout.repeat, tensors[i].negated, StatsRow{}, ""};
+    (tensors[i].device.is_cpu() ? on_cpu : on_cuda).push_back(i);
   }
 
   std::vector<cpu::Tensor> list;
   list.reserve(on_cpu.size());
-  for (const size_t i : on_cpu) {
-    const void* data = layouts[i].count > 0 ? tensors[i].const_data_ptr() : nullptr;
-    list.push_back({data, *format_of(tensors[i].scalar_type()), layouts[i]});
-  }
+  for (const size_t i : on_cpu) list.push_back(std::move(tensors[i].memory));
   std::vector<StatsRow> rows(list.size());
   cpu::reduce(list.data(), list.size(), rows.data());
-
-  std::vector<Reading::Entry> entries(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    entries[i] = {*format_of(tensors[i].scalar_type()), layouts[i].repeat, tensors[i].is_neg(), StatsRow{}, ""};
-  }
   for (size_t k = 0; k < on_cpu.size(); ++k) entries[on_cpu[k]].row = rows[k];
   const auto reading = std::make_shared<Reading>(std::move(entries));
 
-  if (!on_cuda.empty()) {
 #ifdef OVERFLOWSTAT_WITH_CUDA
+  if (!on_cuda.empty()) {
     std::vector<cuda::Source> sources;
     for (const size_t i : on_cuda) {
-      const void* data = layouts[i].count > 0 ? tensors[i].const_data_ptr() : nullptr;
-      sources.push_back({data, tensors[i].device().index(), *format_of(tensors[i].scalar_type()), &layouts[i], i});
+      const auto& [memory, device, negated] = tensors[i];
+      sources.push_back({memory.data, device.index(), memory.format, &memory.layout, i});
     }
     cuda::launch(sources, *reading);
-#else
-    throw std::invalid_argument("overflowstat was built without CUDA");
-#endif
   }
+#endif
   return reading;
+}
+
+std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors) {
+  std::vector<Readable> readable(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string reason = describe(tensors[i], readable[i]);
+    if (!reason.empty()) throw std::invalid_argument(reason);
+  }
+  return record(std::move(readable));
+}
+
+uint64_t current_capture() {
+#ifdef OVERFLOWSTAT_WITH_CUDA
+  return cuda::current_capture();
+#else
+  return 0;
+#endif
 }
 
 }  // namespace overflowstat

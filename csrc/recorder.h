@@ -5,8 +5,10 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "cpu/reduce.h"
 #include "number_format.h"
 #include "reading.h"
 
@@ -14,11 +16,25 @@ namespace overflowstat {
 
 std::optional<Format> format_of(at::ScalarType type);
 
+// A tensor whose memory can be read as it is.
+struct Readable {
+  cpu::Tensor memory;
+  at::Device device = at::kCPU;
+  bool negated = false;  // a view that shows its elements with the other sign
+};
+
+// Makes one of a tensor; or says why there is none (dtype, layout, device, storage), which leaves it undefined.
+std::string describe(const at::Tensor& tensor, Readable& readable);
+
 // Reads host tensors and launches the reading of all others: one pass over each tensor's memory, one launch for all
 // dense tensors of a CUDA device and one for each strided one. Does not wait for a device, and may be called while a
 // CUDA graph is captured, which then reads them in each replay. Needs no GIL.
-// Throws std::invalid_argument for a tensor that cannot be read (dtype, layout, device, storage), before any launch;
-// std::runtime_error where CUDA refuses.
+// Throws std::runtime_error where CUDA refuses.
+std::shared_ptr<Reading> record(std::vector<Readable> tensors);
+// Throws std::invalid_argument for a tensor that cannot be read, before any launch.
 std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors);
+
+// As cuda::current_capture; 0 where there is no CUDA.
+uint64_t current_capture();
 
 }  // namespace overflowstat

@@ -1,10 +1,19 @@
-"""The walk over what a hook is given: which tensors there are, and by which names."""
+"""The walk over what a hook is given: which tensors there are, and by which names. csrc/walk.h does the same."""
 
 from collections.abc import Iterator
 
-from torch import Tensor
+from torch import nn
 
-__all__ = ["inputs", "outputs", "stand_in"]
+__all__ = ["inputs", "outputs", "stand_in", "weights"]
+
+
+def weights(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name, parameter) of each of a module's own, once. Not by parameters(), which models override."""
+    met = set()
+    for name, weight in module._parameters.items():
+        if weight is not None and id(weight) not in met:
+            met.add(id(weight))
+            yield name, weight
 
 
 def inputs(args: object) -> Iterator[tuple[str, object]]:
@@ -17,10 +26,8 @@ def outputs(output: object) -> Iterator[tuple[str, object]]:
     return _walk(output, "output", depth=2)
 
 
-def stand_in(value: object) -> str | None:
-    """What a line says in place of numbers for a value that is no tensor; None for a tensor."""
-    if isinstance(value, Tensor):
-        return None
+def stand_in(value: object) -> str:
+    """What a line says in place of numbers for a value that is no tensor."""
     return "None" if value is None else "not a tensor"
 
 

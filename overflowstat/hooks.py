@@ -6,9 +6,7 @@ from types import FrameType
 
 from torch import nn
 
-__all__ = ["ForwardHook", "RootEntryHook", "calls_in_progress", "is_watched"]
-
-Callback = Callable[[nn.Module, str, object, object], None]
+__all__ = ["ForwardHook", "RootEntryHook", "RootHook", "calls_in_progress", "is_watched"]
 
 
 class _Hook:
@@ -20,21 +18,50 @@ class _Hook:
 
 
 class ForwardHook(_Hook):
-    """Calls callback(module, name, args, output) after each forward of one module."""
+    """After each forward of one module: record(number, module, args, output), and look() if that is true.
 
-    def __init__(self, module: nn.Module, name: str, callback: Callback) -> None:
+    Here is all the Python that runs at each module call.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        number: int,
+        record: Callable[[int, nn.Module, object, object], bool],
+        look: Callable[[], None],
+    ) -> None:
         self._module = module
-        self._name = name
+        self._number = number
+        self._record = record
+        self._look = look
+
+    def __call__(self, module: nn.Module, args: object, output: object) -> None:
+        if module is not self._module:
+            _refuse_replica(module)
+        elif self._record(self._number, module, args, output):
+            self._look()
+
+
+class RootHook(_Hook):
+    """Calls callback(root, args, output) after each forward of the root module."""
+
+    def __init__(self, root: nn.Module, callback: Callable[[nn.Module, object, object], None]) -> None:
+        self._root = root
         self._callback = callback
 
     def __call__(self, module: nn.Module, args: object, output: object) -> None:
-        if module is self._module:
-            self._callback(module, self._name, args, output)
-        elif getattr(module, "_is_replica", False):
-            raise RuntimeError(
-                "overflowstat watches a model that nn.DataParallel has replicated: replicas come and go with every "
-                "forward and cannot be watched; use nn.parallel.DistributedDataParallel"
-            )
+        if module is self._root:
+            self._callback(module, args, output)
+        else:
+            _refuse_replica(module)
+
+
+def _refuse_replica(module: nn.Module) -> None:
+    if getattr(module, "_is_replica", False):
+        raise RuntimeError(
+            "overflowstat watches a model that nn.DataParallel has replicated: replicas come and go with every forward "
+            "and cannot be watched; use nn.parallel.DistributedDataParallel"
+        )
 
 
 class RootEntryHook(_Hook):
@@ -59,7 +86,7 @@ def _ignore(*_: object) -> None:
 
 def is_watched(module: nn.Module) -> bool:
     """Whether any monitor has a hook on this module."""
-    return any(isinstance(hook, ForwardHook) for hook in module._forward_hooks.values())
+    return any(isinstance(hook, (ForwardHook, RootHook)) for hook in module._forward_hooks.values())
 
 
 def calls_in_progress(module: nn.Module) -> int:

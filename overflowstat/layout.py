@@ -3,14 +3,20 @@
 *Memory order* is that of csrc/layout.h: dimensions by falling stride, equal ones as they stand, the last one fastest.
 """
 
+import math
 from collections.abc import Sequence
 
-__all__ = ["coordinates", "memory_order"]
+__all__ = ["coordinates", "distinct_elements", "memory_order"]
 
 
 def memory_order(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
     """The dimensions of more than one element, largest stride first."""
     return sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: -stride[d])
+
+
+def distinct_elements(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """How many elements there are in memory, those that an expanded view repeats counted once."""
+    return 0 if 0 in shape else math.prod(size for size, step in zip(shape, stride, strict=True) if step)
 
 
 def coordinates(index: int, shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from .errors import warn_user
+from .layout import distinct_elements
 from .recorder import Reading, Recorder, Replays
+from .row import Row
 from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
 
-__all__ = ["Measurement", "Place", "measure"]
+__all__ = ["Measurement", "Place", "measure", "measured_content"]
 
 Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -21,11 +23,21 @@ class Measurement:
     def __init__(self, count: int, graph: int | None = None) -> None:
         self._graph = graph
         self._contents: list[TensorStats | str] = [""] * count
+        self._sizes: dict[int, int] = {}
         self._readings: list[tuple[Reading, list[tuple[int, Shape]]]] = []
 
     def ready(self) -> bool:
         """Whether `contents` would not wait."""
         return all(reading.ready() for reading, _ in self._readings)
+
+    def is_bad(self, position: int) -> bool:
+        """Whether a tensor holds anything that is not finite. May wait."""
+        content = self.contents()[position]
+        return isinstance(content, TensorStats) and content.is_bad
+
+    def size(self, position: int) -> int:
+        """Bytes of memory that are read for a tensor."""
+        return self._sizes.get(position, 0)
 
     def being_read(self) -> set[int]:
         """Positions of the tensors that are on their way."""
@@ -35,12 +47,10 @@ class Measurement:
         """The statistics of each tensor, or what it is that cannot be read, or why it was not. May wait."""
         for reading, places in self._readings:
             for (i, shape), row in zip(places, reading.rows(), strict=True):
-                self._contents[i] = f"not read: {row}" if isinstance(row, str) else TensorStats.of(row, *shape)
-                if isinstance(row, str):
-                    warn_user(f"tensors could not be read, and are not judged: {row}")
+                self._contents[i] = measured_content(row, shape)
         if self._graph is None:
             self._readings.clear()
-        return list(self._contents)
+        return self._contents
 
     def replays(self) -> Replays | None:
         """Those of the CUDA graph that these are read in; None if none of them is read there. May wait."""
@@ -56,6 +66,7 @@ class Measurement:
         try:
             with apart_from_the_run():
                 places = [(i, shape_of(tensor)) for i, tensor in tensors]
+                self._sizes.update((i, distinct_elements(*shape[:2]) * shape[2].itemsize) for i, shape in places)
                 self._readings.append((recorder.record([tensor for _, tensor in tensors]), places))
         except Exception as error:
             # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
@@ -94,6 +105,14 @@ def measure(recorder: Recorder, tensors: Sequence[Tensor], graph: int | None = N
     if readable:
         measurement.begin(recorder, readable)
     return measurement
+
+
+def measured_content(row: Row | str, shape: Shape) -> TensorStats | str:
+    """What a line shows of a row, or of the reason why there is none, which is no secret."""
+    if isinstance(row, Row):
+        return TensorStats.of(row, *shape)
+    warn_user(f"tensors could not be read, and are not judged: {row}")
+    return f"not read: {row}"
 
 
 def _reason(tensor: Tensor) -> str:

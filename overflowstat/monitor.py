@@ -6,27 +6,36 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Literal, NoReturn, get_args
 
-from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from . import capture
 from .captured import CapturedBatch
 from .errors import BatchLimitReached, NonFiniteError, warn_user
+from .frame_log import Counters, make_frame_log
 from .frames import Frame
-from .hooks import ForwardHook, RootEntryHook, calls_in_progress, is_watched
-from .measurement import Place, measure
-from .pending import PendingFrame
+from .hooks import ForwardHook, RootEntryHook, RootHook, calls_in_progress, is_watched
 from .recorder import NativeRecorder, Recorder, RecorderName, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
-from .validation import check_batch_numbers, check_methods, check_model, check_one_of, check_optional_count
-from .weights import WeightPass
+from .validation import (
+    check_batch_numbers,
+    check_methods,
+    check_model,
+    check_one_of,
+    check_optional_bool,
+    check_optional_count,
+    check_positive,
+)
 
-__all__ = ["CheckName", "Monitor"]
+__all__ = ["CheckName", "Monitor", "WeightsName"]
 
 CheckName = Literal["module", "batch", "step"]
+WeightsName = Literal["forward", "on_change"]
 CHECKS = get_args(CheckName)
+WEIGHTS = get_args(WeightsName)
 
 
 class Monitor:
@@ -51,9 +60,9 @@ class Monitor:
 
     Not seen: keyword inputs, and tensors inside of lists, dicts and other structures than tuples.
 
-    Cost: one pass over every tensor that is shown; on CUDA one launch a module call and at most one wait a batch
-    (`check`). All parameters are read together at the first call of a batch, and those that change before their module
-    runs once more there, unless they are written to through `.data` or NumPy, which nothing shows.
+    Cost: one pass over every tensor that is shown and was not read before in the batch (`reuse_unchanged`); on CUDA one
+    launch a module call and at most one wait a batch (`check`). All parameters are read together at the first call of a
+    batch, and those that change before their module runs once more there. `counters()` tells what it came to.
 
     Args:
         model: any module without `nn.DataParallel` in it.
@@ -66,8 +75,16 @@ class Monitor:
             call of the model, while later modules may have run. "step": as they arrive, and what is missing before the
             next optimizer step or forward of the root, and in `check()` and `remove()`. The report is the same. A model
             in host memory is judged in the hook of each module in any case, and so is a traced batch.
+        reuse_unchanged: whether a tensor that is met again in a batch, the same object at the same version, as a
+            module's output that is the next one's input, is shown as it was read. Not seen are writes that change no
+            version: through `.data`, NumPy, raw kernels, in-place collectives. By default on where there is no
+            torch.distributed.
+        weights: "forward": read once a batch. "on_change": only those whose version or storage has changed, and all
+            after an optimizer step; for generation, where weights would be most of what is read.
+        every_n: watch one batch in so many, and those that are traced.
         style: how things are worded.
-        sinks: where frames and reports go; by default they are printed.
+        sinks: where frames and reports go; by default they are printed. One that has an attribute `every_frame` which
+            is true is given all frames, others those that are traced or bad.
 
     Raises:
         TypeError, ValueError: an argument is not as told above. The model is untouched then.
@@ -85,6 +102,9 @@ class Monitor:
         abort_after_batch_num: int | None = None,
         recorder: RecorderName | Recorder = "auto",
         check: CheckName = "batch",
+        reuse_unchanged: bool | None = None,
+        weights: WeightsName = "forward",
+        every_n: int = 1,
         style: Style | None = None,
         sinks: Sequence[Sink] | None = None,
     ) -> None:
@@ -95,22 +115,23 @@ class Monitor:
         self.model = check_model(model)
         self.trace_batch_nums = check_batch_numbers("trace_batch_nums", trace_batch_nums)
         self.abort_after_batch_num = check_optional_count("abort_after_batch_num", abort_after_batch_num)
-        self.frames: deque[Frame] = deque(maxlen=check_optional_count("max_frames_to_save", max_frames_to_save))
         self.batch_number = 0
-        self.total_calls = 0
         self.detected_overflow = False
+        self._keep = check_optional_count("max_frames_to_save", max_frames_to_save)
         self._check = check_one_of("check", check, CHECKS)
-        self._recorder = make_recorder(recorder)
+        self._reuse = check_optional_bool("reuse_unchanged", reuse_unchanged)
+        self._weights = check_one_of("weights", weights, WEIGHTS)
+        self._every_n = check_positive("every_n", every_n)
+        recorder = make_recorder(recorder)
         self._style = style or OwnStyle()
         self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
+        self._tells_all = any(getattr(sink, "every_frame", False) for sink in self._sinks)
         self._lock = threading.RLock()  # hooks of several threads share all that follows
         # Of each thread that is in the root's forward: the exceptions that were being handled when its calls began.
         self._root_calls_of: dict[int, list[BaseException | None]] = {}
-        self._queue: deque[PendingFrame] = deque()  # frames not judged yet, in execution order
         self._captured: list[CapturedBatch] = []
+        self._captured_calls = 0
         self._raised_in_batch: int | None = None
-        self._weights: WeightPass | None = None
-        self._start_batch()
 
         if is_watched(model):
             warn_user(
@@ -118,27 +139,61 @@ class Monitor:
                 "more; call remove() on the first one if that is not meant"
             )
         self._modules = dict(model.named_modules())
-        if isinstance(self._recorder, NativeRecorder):
-            self._recorder.prepare(
-                {p.device for m in self._modules.values() for p in m._parameters.values() if p is not None}
-            )
+        if isinstance(recorder, NativeRecorder):
+            weights_of = (weight for module in self._modules.values() for _, weight in capture.weights(module))
+            recorder.prepare({weight.device for weight in weights_of})
+        self._log = make_frame_log(self._modules, recorder, self._keep)
+        self._start_batch()
         self._handles: list[RemovableHandle] = []
+        self.enable()
+
+    @property
+    def frames(self) -> deque[Frame]:
+        """The frames that the next report would show; at most `max_frames_to_save`."""
+        return deque(self._log.kept(), self._keep)
+
+    @property
+    def total_calls(self) -> int:
+        """Module calls seen."""
+        return self._log.calls + self._captured_calls
+
+    def counters(self) -> Counters:
+        """What watching has cost so far."""
+        return self._log.counters()
+
+    def enable(self) -> None:
+        """Attach to the model again after `disable()`; does nothing if it is attached."""
+        if self._handles:
+            return
         try:
             self._attach()
         except Exception:
             self._detach()
             raise
 
+    def disable(self) -> None:
+        """Detach from the model until `enable()`: no hook of this monitor is left, and the model costs what it did.
+
+        Numbers that are still on their way are judged as ever. A forward in progress is seen up to here.
+        """
+        self._detach()
+
     def _attach(self) -> None:
         entry = RootEntryHook(self.model, self._before_root)
         self._handles.append(self.model.register_forward_pre_hook(entry, prepend=True))
-        for name, module in self._modules.items():
+        record = self._log.call
+        for number, module in enumerate(self._modules.values()):
             # The root's hook is also called when its forward raises: that batch has ended too.
-            is_root = module is self.model
-            hook = ForwardHook(module, name, self._after_root if is_root else self._after_module)
-            self._handles.append(module.register_forward_hook(hook, always_call=is_root))
+            if module is self.model:
+                root_hook = RootHook(module, self._after_root)
+                self._handles.append(module.register_forward_hook(root_hook, always_call=True))
+            else:
+                hook = ForwardHook(module, number, record, self._after_module)
+                self._handles.append(module.register_forward_hook(hook))
         if self._check == "step":
             self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.check()))
+        if self._weights == "on_change":
+            self._handles.append(register_optimizer_step_post_hook(lambda *_: self._log.forget_weights()))
 
     def check(self) -> None:
         """Wait for all numbers that are still on their way, and raise if one of them is bad.
@@ -158,7 +213,6 @@ class Monitor:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._weights = None
 
     def __enter__(self) -> "Monitor":
         return self
@@ -172,8 +226,18 @@ class Monitor:
                 self._explain(error)
 
     def _start_batch(self) -> None:
-        self._weights = None
-        self._batch_has_frames = False
+        self._log.start_batch(self.batch_number, keep_weights=self._weights == "on_change")
+        self._configure_batch()
+
+    def _configure_batch(self) -> None:
+        """By what may have been changed since the one before ended."""
+        self._is_traced = self.batch_number in self.trace_batch_nums
+        self._log.configure(
+            is_watching=self._is_traced or self.batch_number % self._every_n == 0,
+            is_told=self._is_traced or self._tells_all,
+            always_look=self._is_traced or self._check == "module",
+            reuse=not (dist.is_available() and dist.is_initialized()) if self._reuse is None else self._reuse,
+        )
 
     def _end_batch(self) -> None:
         self.batch_number += 1
@@ -190,11 +254,13 @@ class Monitor:
                 if running < len(calls):
                     del calls[running:]
                     self._end_batch()
+            else:
+                self._configure_batch()
             if self._check == "step":
                 self._settle(wait=True)
             calls.append(sys.exc_info()[1])
 
-    def _after_root(self, root: nn.Module, name: str, args: object, output: object) -> None:
+    def _after_root(self, root: nn.Module, args: object, output: object) -> None:
         with self._lock:
             # Called because the forward raised, then in the handling of that exception; or else as any other hook.
             # There is no call to end where this monitor was attached during it, or where _before_root raised.
@@ -205,8 +271,9 @@ class Monitor:
                     self._leave_root()
                     self._end_batch()
                 return
-            captured = self._record(root, name, args, output)
-            traced = self.batch_number in self.trace_batch_nums
+            self._log.call(0, root, args, output)
+            captured = self._take_captured()
+            traced = self._is_traced
             self._leave_root()
             if captured is None:
                 self._end_batch()
@@ -222,75 +289,47 @@ class Monitor:
         if not calls:
             del self._root_calls_of[threading.get_ident()]
 
-    def _after_module(self, module: nn.Module, name: str, args: object, output: object) -> None:
+    def _after_module(self) -> None:
+        """There are calls to look at."""
         with self._lock:
-            self._record(module, name, args, output)
-            self._settle(wait=self._check == "module" or self.batch_number in self.trace_batch_nums)
+            self._take_captured()
+            self._settle(wait=self._check == "module" or self._is_traced)
 
-    def _record(self, module: nn.Module, name: str, args: object, output: object) -> CapturedBatch | None:
-        """Put a frame of this call in the queue; what it shows is read as it is now.
+    def _take_captured(self) -> CapturedBatch | None:
+        """Put calls that were captured into a CUDA graph, and will run in its replays, with the others of the graph.
 
-        While a CUDA graph is captured the call will be run with its replays: then it is put with those of the graph,
-        which are returned.
+        Gives those of the last one.
         """
-        graph = self._recorder.capture()
-        captured = None if graph is None else self._captured_batch(graph)
-        if self._weights is None or self._weights.graph != graph:
-            self._weights = WeightPass(self._modules.values(), self._recorder, graph)
-        values = [*module.named_parameters(recurse=False), *capture.inputs(args), *capture.outputs(output)]
-        lines = [
-            (label, self._weights.find(value) if isinstance(value, Tensor) else capture.stand_in(value))
-            for label, value in values
-        ]
-        unread = [i for i, (_, place) in enumerate(lines) if place is None]
-        measurement = measure(
-            self._recorder, [value for i in unread if isinstance(value := values[i][1], Tensor)], graph
-        )
-        places = {i: Place(measurement, k) for k, i in enumerate(unread)}
-        call = PendingFrame(
-            self.batch_number,
-            name,
-            type(module).__name__,
-            tuple((label, places[i] if place is None else place) for i, (label, place) in enumerate(lines)),
-            starts_batch=not (self._batch_has_frames if captured is None else captured.calls),
-        )
-        if captured is not None:
-            captured.calls.append(call)
-        else:
-            self._queue.append(call)
-            self._batch_has_frames = True
-            self.total_calls += 1
-        return captured
-
-    def _captured_batch(self, graph: int) -> CapturedBatch:
-        """Where the calls that are captured now belong."""
-        if not self._captured or self._captured[-1].is_complete or self._captured[-1].graph != graph:
-            self._captured.append(CapturedBatch(graph))
-        return self._captured[-1]
+        batch = None
+        while (found := self._log.take_captured()) is not None:
+            graph, call = found
+            if not self._captured or self._captured[-1].is_complete or self._captured[-1].graph != graph:
+                self._captured.append(CapturedBatch(graph))
+            batch = self._captured[-1]
+            batch.calls.append(call)
+        return batch
 
     def _settle(self, wait: bool) -> None:
         """Judge frames in the order in which they ran: all of them, or as far as their numbers are there."""
-        if len(self._queue) > 1 and self._queue[-1].ready() and self._queue[-1].frame().bad_lines:
-            wait = True  # it is bad, as is seen already: only what ran before it is still to be judged
-        while self._queue and (wait or self._queue[0].ready()):
-            self._judge(self._queue.popleft().frame())
+        while (frame := self._log.next(wait)) is not None:
+            self._judge(frame)
         self._stop_after_last_batch()
 
     def _settle_replays(self) -> None:
         """Judge the last replay of each captured forward that has been replayed since this was done before."""
-        for captured in self._captured:
-            replays = captured.new_replays()
+        for batch in self._captured:
+            replays, calls = batch.new_replays()
             if replays == 0:
                 continue
-            if captured.has_root:
+            if batch.has_root:
                 self.batch_number += replays - 1
             self._raised_in_batch = None
-            for frame in captured.frames(self.batch_number):
-                self.total_calls += replays
-                self._judge(frame)
-            if captured.has_root:
+            for call in calls:
+                self._captured_calls += replays
+                self._judge(self._log.judge_captured(call, self.batch_number, call is batch.calls[0]))
+            if batch.has_root:
                 self._end_batch()
-        self._captured = [captured for captured in self._captured if not captured.is_over]
+        self._captured = [batch for batch in self._captured if not batch.is_over]
         self._stop_after_last_batch()
 
     def _stop_after_last_batch(self) -> None:
@@ -298,25 +337,24 @@ class Monitor:
             raise BatchLimitReached(self._style.aborted(self.batch_number, self.abort_after_batch_num))
 
     def _judge(self, frame: Frame) -> None:
-        """Keep the frame, tell the sinks, and raise if it is bad."""
+        """Tell the sinks, and raise if it is bad."""
         traced = frame.batch_number in self.trace_batch_nums
         if traced:
-            self.frames.clear()
-        else:
-            self.frames.append(frame)
+            self._log.clear_kept()
         for sink in self._sinks:
-            sink.frame(frame, traced)
+            if traced or frame.bad_lines or getattr(sink, "every_frame", False):
+                sink.frame(frame, traced)
         if frame.bad_lines:
             self.detected_overflow = True
             if not traced and frame.batch_number != self._raised_in_batch:
                 self._raise(frame)
 
     def _raise(self, bad: Frame) -> NoReturn:
-        report = Report(bad.batch_number, tuple(self.frames), bad)
-        self.frames.clear()
+        before = self._log.kept()[:-1]
+        report = Report(bad.batch_number, () if self._keep == 0 else (*before, bad), bad)
+        self._log.clear_kept()
         self._raised_in_batch = bad.batch_number
-        # What ran after it in this batch worked on bad numbers.
-        self._queue = deque(pending for pending in self._queue if pending.batch_number != bad.batch_number)
+        self._log.drop_batch(bad.batch_number)  # what ran after it worked on bad numbers
         if self.batch_number == bad.batch_number and not self._root_calls_of:
             self._end_batch()  # or else the root's hook does
         for sink in self._sinks:

@@ -19,10 +19,16 @@ class PendingFrame:
     class_name: str
     lines: tuple[tuple[str, Place | str], ...]
     starts_batch: bool
+    is_told: bool = False
 
     def ready(self) -> bool:
         """Whether `frame` would not wait."""
         return all(measurement.ready() for measurement in self._measurements())
+
+    def is_known_bad(self) -> bool:
+        """Whether some number that is there is bad, whatever is still on its way. Never waits."""
+        places = (place for _, place in self.lines if isinstance(place, Place))
+        return any(place.measurement.ready() and place.measurement.is_bad(place.position) for place in places)
 
     def replays(self) -> Replays | None:
         """Those of the CUDA graph that this call is in; None if nothing of it was read there. May wait."""

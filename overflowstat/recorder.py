@@ -78,7 +78,7 @@ class NativeRecorder:
     name = "native"
 
     def __init__(self, extension: Any) -> None:
-        self._extension = extension
+        self.extension = extension
         self._kinds = {"cpu", "cuda"} if extension.has_cuda else {"cpu"}
         self._works_on: dict[torch.device, bool] = {}
         self._elsewhere = TorchRecorder()
@@ -87,34 +87,37 @@ class NativeRecorder:
         """Try these now, since a device that was never tried cannot be read while a CUDA graph is captured."""
         for device in devices:
             if device.type in self._kinds and self.capture() is None:
-                self._try(device)
+                self.works_on(device)
 
     def capture(self) -> int | None:
         if "cuda" not in self._kinds or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return None
-        return self._extension.current_capture() or None
+        return self.extension.current_capture() or None
 
     def record(self, tensors: Sequence[Tensor]) -> Reading:
         here = [self._can_read(t) for t in tensors]
         if all(here):
-            return _NativeReading(self._extension.record(tensors))
+            return _NativeReading(self.extension.record(tensors))
         others = self._elsewhere.record([t for t, can in zip(tensors, here, strict=True) if not can])
         if not any(here):
             return others
-        native = self._extension.record([t for t, can in zip(tensors, here, strict=True) if can])
+        native = self.extension.record([t for t, can in zip(tensors, here, strict=True) if can])
         return _MixedReading(here, _NativeReading(native), others)
 
     def _can_read(self, tensor: Tensor) -> bool:
         """Not what has no memory of its own, either: torch.func's wrappers, and the zeros of forward-mode gradients."""
         return (
             tensor.device.type in self._kinds
-            and (self._works_on.get(tensor.device) or self._try(tensor.device))
+            and self.works_on(tensor.device)
             and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
             and not tensor._is_zerotensor()
         )
 
-    def _try(self, device: torch.device) -> bool:
-        """Whether a first read on this device works. A build without code for its architecture shows only then."""
+    def works_on(self, device: torch.device) -> bool:
+        """Whether a first read on this device works. A build without code for its architecture shows only then.
+
+        Raises RuntimeError if there was none yet and a CUDA graph is being captured, when there cannot be one.
+        """
         if device not in self._works_on:
             if self.capture() is not None:
                 raise RuntimeError(
@@ -133,7 +136,7 @@ class NativeRecorder:
     def _first_problem(self, device: torch.device) -> str | None:
         two = torch.ones(2, 2, device=device)  # by each of the two passes
         try:
-            rows = self._extension.record([two, two[:, 0]]).rows()
+            rows = self.extension.record([two, two[:, 0]]).rows()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return next((row for row in rows if isinstance(row, str)), None)

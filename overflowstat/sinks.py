@@ -12,7 +12,10 @@ class Sink(Protocol):
     """Anything with these two methods. What they raise reaches the model's caller."""
 
     def frame(self, frame: Frame, traced: bool) -> None:
-        """Every frame as it is made; `traced` if its batch is one of those asked for."""
+        """A frame that is bad, or `traced`: of a batch that was asked for.
+
+        A sink whose attribute `every_frame` is true gets every frame.
+        """
         ...
 
     def report(self, report: Report) -> None:

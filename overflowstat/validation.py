@@ -44,6 +44,19 @@ def check_optional_count(name: str, value: object) -> int | None:
     return None if value is None else check_count(name, value)
 
 
+def check_positive(name: str, value: object) -> int:
+    number = check_count(name, value)
+    if number == 0:
+        raise ValueError(f"{name}={value!r}: must be 1 or more")
+    return number
+
+
+def check_optional_bool(name: str, value: object) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: must be True, False or None, not {type(value).__name__}")
+    return value
+
+
 def check_batch_numbers(name: str, value: object) -> Collection[int]:
     """The very collection that was given, so that what is put into it later counts."""
     if not isinstance(value, Collection) or isinstance(value, (str, bytes)):

@@ -69,6 +69,8 @@ class GraphRecorder(Recorder):
 
 
 class Keeps:
+    every_frame = True
+
     def __init__(self) -> None:
         self.frames: list[Frame] = []
 

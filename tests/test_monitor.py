@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from overflowstat import BatchLimitReached, Monitor, NonFiniteError, TensorStats, detect_overflow, native, tensor_stats
+from overflowstat import BatchLimitReached, Monitor, NonFiniteError, TensorStats, detect_overflow, tensor_stats
 from overflowstat.debug_utils import get_abs_min_max
 from overflowstat.frames import Frame
-from overflowstat.recorder import Reading, RecorderName, make_recorder
+from overflowstat.recorder import NativeRecorder, Reading, RecorderName, make_recorder
 from overflowstat.report import Report
 
 
@@ -30,6 +30,8 @@ class Scale(nn.Module):
 
 class Keeps:
     """A sink that keeps what it is told."""
+
+    every_frame = True
 
     def __init__(self) -> None:
         self.frames: list[tuple[Frame, bool]] = []
@@ -198,22 +200,14 @@ def test_a_forward_called_while_an_exception_is_handled_is_a_batch_like_any_othe
     assert [frame.module for frame, _ in sink.frames] == ["0", ""]
 
 
-def test_weights_are_read_together_once_a_batch(recorder_name: RecorderName, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_read_once_a_batch_and_shown_by_each_module_that_has_them(recorder_name: RecorderName) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     model[2].weight = model[0].weight
-    monitor = Monitor(model, recorder=recorder_name, sinks=[])
-    reads: list[list[int]] = []
-    record = monitor._recorder.record
-
-    def counted(tensors):  # type: ignore[no-untyped-def]
-        reads.append([t.data_ptr() for t in tensors])
-        return record(tensors)
-
-    monkeypatch.setattr(monitor._recorder, "record", counted)
-    model(torch.ones(2, 3))
-    weights = list(dict.fromkeys(p.data_ptr() for p in model.parameters()))
-    assert reads[0] == weights and len(weights) == 5
-    assert len(reads) == 1 + 4 and not any(set(weights) & set(read) for read in reads[1:])
+    monitor = Monitor(model, recorder=recorder_name, sinks=[], reuse_unchanged=False)
+    for batch in range(1, 3):
+        model(torch.ones(2, 3))
+        # 2 weights and 3 biases; input and output of 4 modules.
+        assert monitor.counters().tensors == batch * (5 + 8)
     for frame in list(monitor.frames)[:3]:
         parameters = dict(model.get_submodule(frame.module).named_parameters())
         assert [line.label for line in frame.lines[:2]] == ["weight", "bias"]
@@ -257,14 +251,11 @@ class Broken:
         raise RuntimeError("no kernel image is available for execution on the device")
 
 
-def test_an_extension_that_does_not_work_is_replaced_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "load", Broken)
-    model = nn.Sequential(nn.Identity())
-    Monitor(model, recorder="native", sinks=[])
+def test_an_extension_that_does_not_work_is_replaced_with_a_warning() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(NonFiniteError):
-            model(torch.tensor(float("nan")))
+        stats = tensor_stats([torch.tensor(float("nan"))] * 2, recorder=NativeRecorder(Broken()))
+    assert [s.nan_count for s in stats] == [1, 1]
     (warning,) = caught
     assert re.search("does not work on cpu.*plain torch.*no kernel image", str(warning.message))
 

@@ -62,10 +62,10 @@ StridedTensor strided_descriptor(const Source& source) {
 }
 
 // `sources` are of one device and its dense ones come first. Rows are in their order. `memory` is a StreamMemory or a
-// GraphMemory.
+// GraphMemory. Returns how many launches it took.
 template <class Memory>
-void launch_on(const c10::cuda::CUDAStream& stream, const std::vector<const Source*>& sources, Memory& memory,
-               StampedRow* rows, uint64_t stamp) {
+uint64_t launch_on(const c10::cuda::CUDAStream& stream, const std::vector<const Source*>& sources, Memory& memory,
+                   StampedRow* rows, uint64_t stamp) {
   void* workspace = memory.workspace(sources.size(), stream);
   std::vector<DenseTensor> dense;
   for (const Source* s : sources) {
@@ -86,6 +86,7 @@ void launch_on(const c10::cuda::CUDAStream& stream, const std::vector<const Sour
     check(launch_strided(strided_descriptor(*sources[i]), workspace, rows + i, stamp, stream.stream()),
           "launching the strided pass");
   }
+  return sources.size() - dense.size() + !dense.empty();
 }
 
 }  // namespace
@@ -105,21 +106,22 @@ void launch(const std::vector<Source>& sources, Reading& reading) {
 
     if (const auto graph = GraphMemory::of_capture(stream)) {
       const std::shared_ptr<StampedRow> rows = graph->rows(list.size());
-      launch_on(stream, list, *graph, rows.get(), kNextStamp);
+      const uint64_t launches = launch_on(stream, list, *graph, rows.get(), kNextStamp);
       reading.add(
           std::make_shared<ReplayedRows>(rows, list.size(), graph->graph_is_gone(), poll_of_current_stream(device)),
-          std::move(entries));
+          std::move(entries), launches);
       continue;
     }
     const std::shared_ptr<Frame> frame = ring_for(list.size()).begin(list.size(), poll_of(stream));
     const std::pair key(stream.device_index(), stream.id());
+    uint64_t launches = 0;
     try {
-      launch_on(stream, list, state().streams[key], frame->rows(), frame->stamp());
+      launches = launch_on(stream, list, state().streams[key], frame->rows(), frame->stamp());
     } catch (...) {
       state().streams.erase(key);  // a workspace left half done is of no use
       throw;
     }
-    reading.add(frame, std::move(entries));
+    reading.add(frame, std::move(entries), launches);
   }
 }
 

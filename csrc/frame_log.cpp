@@ -1,0 +1,343 @@
+#include "frame_log.h"
+
+#include <torch/csrc/Device.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <unordered_set>
+
+namespace py = pybind11;
+
+namespace overflowstat {
+namespace {
+
+// Reading so much takes longer than giving the GIL away and getting it back.
+constexpr int64_t kMuch = 1 << 18;
+
+// Tensors that stand for others (of torch.func, of functionalization, of Python), or for zeros that are nowhere.
+bool is_wrapped(const at::Tensor& tensor) {
+  using c10::DispatchKey;
+  static constexpr c10::DispatchKeySet kWrappers{DispatchKey::Python,           DispatchKey::Functionalize,
+                                                 DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper,
+                                                 DispatchKey::ZeroTensor,       DispatchKey::BatchedNestedTensor};
+  return tensor.key_set().has_any(kWrappers);
+}
+
+bool is_ready(const Line& line) {
+  if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content)) return (*measured)->ready();
+  const auto* other = std::get_if<ReadByPython>(&line.content);
+  return other == nullptr || other->measurement.attr("ready")().cast<bool>();
+}
+
+bool is_line_bad(const Line& line) {
+  if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content)) return (*measured)->is_bad();
+  const auto* other = std::get_if<ReadByPython>(&line.content);
+  return other != nullptr && other->measurement.attr("is_bad")(other->position).cast<bool>();
+}
+
+template <class Visit>
+void for_each_tensor(const Call& call, Visit visit) {
+  for (const Line& line : call.lines) {
+    if (!std::holds_alternative<const char*>(line.content)) visit(line.content);
+  }
+}
+
+}  // namespace
+
+bool Call::ready() const { return std::all_of(lines.begin(), lines.end(), is_ready); }
+bool Call::is_bad() const { return std::any_of(lines.begin(), lines.end(), is_line_bad); }
+bool Call::is_known_bad() const {
+  return std::any_of(lines.begin(), lines.end(), [](const Line& line) { return is_ready(line) && is_line_bad(line); });
+}
+
+py::object Call::replays() const {
+  std::vector<Reading*> asked;
+  py::object fewest = py::none();
+  const auto take = [&](py::object found) {
+    if (!found.is_none() && (fewest.is_none() || found < fewest)) fewest = std::move(found);
+  };
+  for_each_tensor(*this, [&](const Content& content) {
+    const auto* measured = std::get_if<std::shared_ptr<Measured>>(&content);
+    if (measured == nullptr) {
+      take(std::get<ReadByPython>(content).measurement.attr("replays")());
+      return;
+    }
+    Reading* reading = (*measured)->reading().get();
+    if (reading == nullptr || std::find(asked.begin(), asked.end(), reading) != asked.end()) return;
+    asked.push_back(reading);
+    std::optional<Reading::Replays> replays;
+    {
+      const py::gil_scoped_release release;
+      replays = reading->replays(kLongestWait);
+    }
+    if (replays) take(py::make_tuple(replays->count, replays->over, replays->failure));
+  });
+  return fewest;
+}
+
+// The tensors of one call that have to be read.
+struct FrameLog::Unread {
+  struct Here {
+    at::Tensor tensor;
+    PyObject* object;
+    std::vector<size_t> lines;
+  };
+  std::vector<Here> here;
+  std::vector<Readable> readable;  // of each
+  std::vector<std::pair<PyObject*, size_t>> elsewhere;
+};
+
+FrameLog::FrameLog(const std::vector<py::object>& modules, int64_t keep, py::object measure, py::object works_on)
+    : keep_(keep), measure_(std::move(measure)), works_on_(std::move(works_on)) {
+  const auto visit = [&](uint32_t, PyObject* value) {
+    uses_cuda_ = uses_cuda_ || (THPVariable_Check(value) && THPVariable_Unpack(value).is_cuda());
+  };
+  for (const py::object& module : modules) {
+    modules_.emplace_back(module);
+    walk_weights(module, labels_, visit);
+  }
+}
+
+// Whoever waits for another thread lets that have the GIL.
+std::unique_lock<std::recursive_mutex> FrameLog::lock() {
+  std::unique_lock<std::recursive_mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    const py::gil_scoped_release release;
+    lock.lock();
+  }
+  return lock;
+}
+
+void FrameLog::configure(bool is_watching, bool is_told, bool always_look, bool reuse) {
+  const auto guard = lock();
+  is_watching_ = is_watching;
+  is_told_ = is_told;
+  always_look_ = always_look;
+  reuse_ = reuse;
+}
+
+void FrameLog::start_batch(int64_t number, bool keep_weights) {
+  const auto guard = lock();
+  batch_number_ = number;
+  has_weights_ = has_calls_ = false;
+  activations_.clear();
+  if (!keep_weights) weights_.clear();
+}
+
+bool FrameLog::works_on(const at::Device& device) {
+  const size_t i = device.index();
+  if (works_on_cuda_.size() <= i) works_on_cuda_.resize(i + 1);
+  if (!works_on_cuda_[i]) {
+    try {
+      works_on_cuda_[i] = works_on_(py::reinterpret_steal<py::object>(THPDevice_New(device))).cast<bool>();
+    } catch (const py::error_already_set&) {
+      return false;  // it cannot be told now; measure() says why
+    }
+  }
+  return *works_on_cuda_[i];
+}
+
+bool FrameLog::can_read(PyObject* object, const at::Tensor& tensor, Readable& readable) {
+  if (!THPVariable_CheckExact(object) || is_wrapped(tensor) || !describe(tensor, readable).empty()) return false;
+  return tensor.is_cpu() || works_on(tensor.device());
+}
+
+void FrameLog::add(Unread& unread, PyObject* object, size_t line) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  for (Unread::Here& other : unread.here) {
+    if (other.object == object) {
+      other.lines.push_back(line);
+      return;
+    }
+  }
+  if (Readable readable; can_read(object, tensor, readable)) {
+    unread.here.push_back({tensor, object, {line}});
+    unread.readable.push_back(std::move(readable));
+  } else {
+    unread.elsewhere.emplace_back(object, line);
+  }
+}
+
+std::vector<std::shared_ptr<Measured>> FrameLog::measure(const std::vector<at::Tensor>& tensors,
+                                                         std::vector<Readable> readable) {
+  int64_t bytes = 0;
+  for (const Readable& r : readable) {
+    bytes += r.device.is_cpu() ? r.memory.layout.count * element_size(r.memory.format) : kMuch;
+  }
+  std::optional<py::gil_scoped_release> release;
+  if (bytes >= kMuch) release.emplace();
+  return overflowstat::measure(tensors, std::move(readable), cost_);
+}
+
+void FrameLog::read_weights(uint64_t graph) {
+  if (weights_graph_ != graph) weights_.clear();
+  has_weights_ = true;
+  weights_graph_ = graph;
+  std::vector<at::Tensor> tensors;
+  std::vector<Readable> readable;
+  std::unordered_set<const c10::TensorImpl*> met;  // tied ones are read once
+  const auto visit = [&](uint32_t, PyObject* value) {
+    if (!THPVariable_Check(value)) return;
+    const at::Tensor& tensor = THPVariable_Unpack(value);
+    if (!met.insert(tensor.unsafeGetTensorImpl()).second) return;
+    if (const auto known = weights_.find(tensor)) {
+      cost_.bytes_reused += known->bytes();
+      return;
+    }
+    // All others are looked at in their modules: they have no numbers yet, or could change unseen.
+    if (Readable one; Unchanged::can_know(tensor) && can_read(value, tensor, one)) {
+      tensors.push_back(tensor);
+      readable.push_back(std::move(one));
+    }
+  };
+  for (const py::weakref& reference : modules_) {
+    const py::object module = reference();
+    if (!module.is_none()) walk_weights(module, labels_, visit);
+  }
+  try {
+    const auto measured = measure(tensors, std::move(readable));
+    for (size_t i = 0; i < tensors.size(); ++i) weights_.insert(tensors[i], measured[i]);
+  } catch (const std::exception&) {
+    // Then each is read in its module, one by one where it has to be, and what fails there says why.
+  }
+}
+
+void FrameLog::read(const Unread& unread, uint64_t graph, std::vector<Line>& lines) {
+  std::vector<std::pair<PyObject*, size_t>> elsewhere = unread.elsewhere;
+  if (!unread.here.empty()) {
+    std::vector<at::Tensor> tensors;
+    for (const Unread::Here& one : unread.here) tensors.push_back(one.tensor);
+    try {
+      const auto measured = measure(tensors, unread.readable);
+      for (size_t i = 0; i < measured.size(); ++i) {
+        for (const size_t line : unread.here[i].lines) lines[line].content = measured[i];
+        if (reuse_) activations_.insert(tensors[i], measured[i]);
+      }
+    } catch (const std::exception&) {
+      for (const Unread::Here& one : unread.here) {
+        for (const size_t line : one.lines) elsewhere.emplace_back(one.object, line);
+      }
+    }
+  }
+  if (elsewhere.empty()) return;
+  py::list tensors;
+  for (const auto& [object, line] : elsewhere) tensors.append(py::reinterpret_borrow<py::object>(object));
+  const py::object measurement = measure_(tensors, graph == 0 ? py::object(py::none()) : py::object(py::int_(graph)));
+  for (size_t i = 0; i < elsewhere.size(); ++i) lines[elsewhere[i].second].content = ReadByPython{measurement, i};
+  cost_.tensors += elsewhere.size();
+}
+
+bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handle output) {
+  const auto guard = lock();
+  if (!is_watching_) return false;
+  const auto call = std::make_shared<Call>(Call{batch_number_, module, false, is_told_, {}});
+  c10::SmallVector<std::pair<PyObject*, size_t>, 8> tensors;
+  const auto visit = [&](uint32_t label, PyObject* value) {
+    if (THPVariable_Check(value)) {
+      tensors.emplace_back(value, call->lines.size());
+      uses_cuda_ = uses_cuda_ || THPVariable_Unpack(value).is_cuda();
+    }
+    call->lines.push_back({label, value == Py_None ? "None" : "not a tensor"});
+  };
+  walk_weights(object, labels_, visit);
+  walk(args.ptr(), labels_, labels_.inputs(), 1, visit);
+  walk(output.ptr(), labels_, labels_.outputs(), 2, visit);
+
+  const uint64_t graph = uses_cuda_ ? current_capture() : 0;
+  if (!has_weights_ || weights_graph_ != graph) read_weights(graph);
+  Unread unread;
+  for (const auto& [value, line] : tensors) {
+    const at::Tensor& tensor = THPVariable_Unpack(value);
+    std::shared_ptr<Measured> known = weights_.find(tensor);
+    if (known == nullptr && (known = activations_.find(tensor)) != nullptr) cost_.bytes_reused += known->bytes();
+    if (known != nullptr) {
+      call->lines[line].content = std::move(known);
+    } else {
+      add(unread, value, line);
+    }
+  }
+  read(unread, graph, call->lines);
+
+  if (graph != 0) {
+    captured_.emplace_back(graph, call);
+    return true;
+  }
+  call->starts_batch = !has_calls_;
+  has_calls_ = true;
+  ++calls_;
+  queue_.push_back(call);
+  while (!queue_.empty() && queue_.front()->ready() && !queue_.front()->is_told && !queue_.front()->is_bad()) {
+    keep(std::move(queue_.front()));
+    queue_.pop_front();
+  }
+  return !queue_.empty() && (always_look_ || queue_.front()->ready() || call->is_known_bad());
+}
+
+void FrameLog::keep(std::shared_ptr<Call> call) {
+  kept_.push_back(std::move(call));
+  if (keep_ >= 0 && static_cast<int64_t>(kept_.size()) > keep_) kept_.pop_front();
+}
+
+void FrameLog::wait_for(const Call& call) {
+  for_each_tensor(call, [&](const Content& content) {
+    const auto* measured = std::get_if<std::shared_ptr<Measured>>(&content);
+    if (measured == nullptr || (*measured)->reading() == nullptr) return;
+    const std::shared_ptr<Reading> reading = (*measured)->reading();
+    const uint64_t before = reading->waits();
+    {
+      const py::gil_scoped_release release;
+      (*measured)->entry();
+    }
+    cost_.waits += reading->waits() - before;
+  });
+}
+
+std::shared_ptr<Call> FrameLog::next(bool wait) {
+  const auto guard = lock();
+  // It is bad, as is seen already: only what ran before it is still to be judged.
+  wait = wait || (!queue_.empty() && queue_.back()->is_known_bad());
+  while (!queue_.empty()) {
+    const std::shared_ptr<Call> call = queue_.front();
+    if (!call->ready()) {
+      if (!wait) return nullptr;
+      wait_for(*call);
+    }
+    queue_.pop_front();
+    keep(call);
+    if (call->is_told || call->is_bad()) return call;
+  }
+  return nullptr;
+}
+
+std::optional<std::pair<uint64_t, std::shared_ptr<Call>>> FrameLog::take_captured() {
+  const auto guard = lock();
+  if (captured_.empty()) return std::nullopt;
+  auto first = std::move(captured_.front());
+  captured_.pop_front();
+  return first;
+}
+
+std::shared_ptr<Call> FrameLog::judge_captured(const Call& call, int64_t batch_number, bool starts_batch) {
+  const auto guard = lock();
+  const auto judged = std::make_shared<Call>(call);
+  judged->batch_number = batch_number;
+  judged->starts_batch = starts_batch;
+  for (Line& line : judged->lines) {
+    if (auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content)) {
+      *measured = std::make_shared<Measured>(**measured);
+      (*measured)->finish();
+    }
+  }
+  keep(judged);
+  return judged;
+}
+
+void FrameLog::drop_batch(int64_t number) {
+  const auto guard = lock();
+  queue_.erase(std::remove_if(queue_.begin(), queue_.end(), [=](const auto& c) { return c->batch_number == number; }),
+               queue_.end());
+}
+
+}  // namespace overflowstat

@@ -1,0 +1,115 @@
+// The module calls of a run, kept as numbers: those that are not judged yet, and the last ones that were.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "measured.h"
+#include "unchanged.h"
+#include "walk.h"
+
+namespace overflowstat {
+
+// A tensor that Python reads, since it is none that can be read here: a place in an
+// overflowstat.measurement.Measurement.
+struct ReadByPython {
+  pybind11::object measurement;
+  size_t position;
+};
+
+// What a line shows: a word for what is no tensor, or a tensor's numbers.
+using Content = std::variant<const char*, std::shared_ptr<Measured>, ReadByPython>;
+
+struct Line {
+  uint32_t label;
+  Content content;
+};
+
+// One module call. Needs the GIL.
+struct Call {
+  int64_t batch_number;
+  size_t module;  // its place in the list of modules
+  bool starts_batch;
+  bool is_told;  // it is to be shown whatever it holds
+  std::vector<Line> lines;
+
+  bool ready() const;
+  // May wait.
+  bool is_bad() const;
+  // Whether some number that is there is bad, whatever is still on its way. Never waits.
+  bool is_known_bad() const;
+  // As overflowstat.recorder.Replays; None if nothing of it is read inside a CUDA graph. May wait.
+  pybind11::object replays() const;
+};
+
+// overflowstat/frame_log.py tells what it does. All methods need the GIL, which they release while they read much or
+// wait.
+class FrameLog {
+ public:
+  // `keep` calls are kept when they have been judged, all if it is negative. measure(tensors, graph) gives a
+  // Measurement of those that cannot be read here, works_on(device) tells whether the extension can read there.
+  FrameLog(const std::vector<pybind11::object>& modules, int64_t keep, pybind11::object measure,
+           pybind11::object works_on);
+
+  void start_batch(int64_t number, bool keep_weights);
+  void configure(bool is_watching, bool is_told, bool always_look, bool reuse);
+  void forget_weights() { weights_.clear(); }
+  // Returns whether next() or take_captured() has something.
+  bool call(size_t module, pybind11::handle object, pybind11::handle args, pybind11::handle output);
+
+  std::shared_ptr<Call> next(bool wait);
+  std::optional<std::pair<uint64_t, std::shared_ptr<Call>>> take_captured();
+  std::shared_ptr<Call> judge_captured(const Call& call, int64_t batch_number, bool starts_batch);
+  void drop_batch(int64_t number);
+
+  const std::deque<std::shared_ptr<Call>>& kept() const { return kept_; }
+  void clear_kept() { kept_.clear(); }
+  size_t pending() const { return queue_.size(); }
+  uint64_t calls() const { return calls_; }
+  const Cost& cost() const { return cost_; }
+  const std::string& label(uint32_t label) const { return labels_.text(label); }
+
+ private:
+  struct Unread;
+
+  std::unique_lock<std::recursive_mutex> lock();
+  bool works_on(const at::Device& device);
+  bool can_read(PyObject* object, const at::Tensor& tensor, Readable& readable);
+  void add(Unread& unread, PyObject* object, size_t line);
+  std::vector<std::shared_ptr<Measured>> measure(const std::vector<at::Tensor>& tensors,
+                                                 std::vector<Readable> readable);
+  void read_weights(uint64_t graph);
+  void read(const Unread& unread, uint64_t graph, std::vector<Line>& lines);
+  void keep(std::shared_ptr<Call> call);
+  void wait_for(const Call& call);
+
+  std::recursive_mutex mutex_;
+  std::vector<pybind11::weakref> modules_;
+  const int64_t keep_;
+  const pybind11::object measure_, works_on_;
+  std::vector<std::optional<bool>> works_on_cuda_;  // for each device, once it was asked for
+
+  Labels labels_;
+  Unchanged weights_, activations_;  // that have been read in this batch
+  uint64_t weights_graph_ = 0;       // in which they were
+  int64_t batch_number_ = 0;
+  bool is_watching_ = true, is_told_ = false, always_look_ = false, reuse_ = true;
+  bool has_weights_ = false, has_calls_ = false, uses_cuda_ = false;
+
+  std::deque<std::shared_ptr<Call>> queue_, kept_;
+  std::deque<std::pair<uint64_t, std::shared_ptr<Call>>> captured_;
+  uint64_t calls_ = 0;
+  Cost cost_;
+};
+
+}  // namespace overflowstat

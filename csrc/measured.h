@@ -1,0 +1,68 @@
+// A tensor as it was read: its row, now or later, and what the row needs to be understood without the tensor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "reading.h"
+#include "recorder.h"
+
+namespace overflowstat {
+
+// Holds no tensor. Not thread-safe.
+class Measured {
+ public:
+  using Dimensions = c10::SmallVector<int64_t, 4>;
+
+  Measured(const at::Tensor& tensor, const Readable& readable);
+
+  // Exactly one of these gives it its row: at once, or the entry of a reading.
+  void set_row(const StatsRow& row) { entry_.row = row; }
+  void set_reading(std::shared_ptr<Reading> reading, size_t entry) {
+    reading_ = std::move(reading);
+    position_ = entry;
+  }
+
+  at::ScalarType dtype() const { return dtype_; }
+  const Dimensions& sizes() const { return sizes_; }
+  const Dimensions& strides() const { return strides_; }
+  // Of memory that was read.
+  int64_t bytes() const { return bytes_; }
+
+  // Null where the row is there.
+  const std::shared_ptr<Reading>& reading() const { return reading_; }
+  // Whether entry() would not wait.
+  bool ready() const { return reading_ == nullptr || reading_->ready(); }
+  // Waits for its row, for kLongestWait at most.
+  const Reading::Entry& entry();
+  // Keeps the row that there is, whatever the reading finds later.
+  void finish() {
+    entry();
+    reading_ = nullptr;
+  }
+  bool is_bad() { return entry().missing.empty() && entry().row.first_bad != StatsRow{}.first_bad; }
+
+ private:
+  at::ScalarType dtype_;
+  Dimensions sizes_, strides_;
+  int64_t bytes_;
+  Reading::Entry entry_;
+  std::shared_ptr<Reading> reading_;
+  size_t position_ = 0;
+};
+
+// What a list cost.
+struct Cost {
+  uint64_t tensors = 0, bytes_read = 0, bytes_reused = 0, launches = 0, waits = 0;
+};
+
+// Reads a list as record() does, and throws what it throws.
+std::vector<std::shared_ptr<Measured>> measure(const std::vector<at::Tensor>& tensors, std::vector<Readable> readable,
+                                               Cost& cost);
+
+}  // namespace overflowstat

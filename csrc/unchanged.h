@@ -1,0 +1,64 @@
+// Which tensors have been read already, and have not been written to since.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/flat_hash_map.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "measured.h"
+
+namespace overflowstat {
+
+// A tensor is known by its object, never by an address: the weak pointers keep these from being used again, and keep
+// no memory that the tensor's elements are in. Another version or storage is another content. Not seen are writes that
+// touch neither, as through `.data`, NumPy or a raw kernel.
+class Unchanged {
+ public:
+  // Not tensors made in inference mode: they have no version, and could be written to unseen.
+  static bool can_know(const at::Tensor& tensor) { return tensor.has_storage() && !tensor.is_inference(); }
+
+  // Null if the tensor is not known, or was written to since.
+  std::shared_ptr<Measured> find(const at::Tensor& tensor) const {
+    if (!can_know(tensor)) return nullptr;
+    const auto found = known_.find(tensor.unsafeGetTensorImpl());
+    if (found == known_.end()) return nullptr;
+    const Known& known = found->second;
+    const bool same = known.version == tensor._version() && known.offset == tensor.storage_offset() &&
+                      known.storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() &&
+                      known.data == tensor.storage().data();
+    return same ? known.measured : nullptr;
+  }
+
+  void insert(const at::Tensor& tensor, std::shared_ptr<Measured> measured) {
+    if (!can_know(tensor)) return;
+    known_.insert_or_assign(
+        tensor.unsafeGetTensorImpl(),
+        Known{WeakTensor(tensor.getIntrusivePtr()), tensor.storage().getWeakStorageImpl(), tensor._version(),
+              tensor.storage_offset(), tensor.storage().data(), std::move(measured)});
+  }
+
+  void clear() { known_.clear(); }
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  struct Known {
+    WeakTensor tensor;
+    WeakStorage storage;
+    int64_t version;
+    int64_t offset;
+    const void* data;  // storage may be freed and come back as it was, without a word
+    std::shared_ptr<Measured> measured;
+  };
+
+  ska::flat_hash_map<const c10::TensorImpl*, Known> known_;
+};
+
+}  // namespace overflowstat

@@ -1,0 +1,68 @@
+"""Which tensors have been read already, and have not been written to since. Does what csrc/unchanged.h does."""
+
+import weakref
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .measurement import Place
+
+__all__ = ["Known", "Unchanged", "can_know"]
+
+
+class _State(NamedTuple):
+    """What differs after a write or a swap of `.data`.
+
+    An address would not do, since freed memory is soon used again; the weak reference keeps the storage's identity, and
+    not its memory. The address is there for storage that is freed and comes back as it was.
+    """
+
+    version: int
+    storage: StorageWeakRef
+    address: int
+    offset: int
+
+
+class Known(NamedTuple):
+    tensor: "weakref.ref[Tensor]"
+    state: _State
+    place: Place
+    size: int
+    """Bytes of memory that were read."""
+
+
+class Unchanged:
+    """Tensors and where what was read of them is. Keeps no tensor.
+
+    Not seen are writes that change neither version nor storage, as through `.data`, NumPy or a raw kernel.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Known] = {}
+
+    def find(self, tensor: Tensor) -> Known | None:
+        """None if the tensor is not known, or was written to since."""
+        known = self._known.get(id(tensor))
+        return known if known and known.tensor() is tensor and known.state == _state(tensor) else None
+
+    def insert(self, tensor: Tensor, place: Place, size: int) -> None:
+        """Nothing happens with those that could be written to unseen: inference tensors, wrappers without storage."""
+        if (state := _state(tensor)) is not None:
+            self._known[id(tensor)] = Known(weakref.ref(tensor), state, place, size)
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def can_know(tensor: Tensor) -> bool:
+    return _state(tensor) is not None
+
+
+def _state(tensor: Tensor) -> _State | None:
+    try:
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        return _State(tensor._version, reference, storage.data_ptr(), int(tensor.storage_offset()))
+    except Exception:
+        return None
