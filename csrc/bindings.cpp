@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "frame_log.h"
+#include "hook.h"
 #include "recorder.h"
 
 namespace py = pybind11;
@@ -127,6 +128,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("record", py::overload_cast<const std::vector<at::Tensor>&>(&overflowstat::record), py::arg("tensors"),
              py::call_guard<py::gil_scoped_release>());
   module.def("current_capture", &overflowstat::current_capture);
+
+  module.def("make_hook", &overflowstat::make_hook);
 
   py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays);
   py::class_<FrameLog>(module, "FrameLog")

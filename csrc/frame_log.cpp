@@ -77,16 +77,11 @@ py::object Call::replays() const {
   return fewest;
 }
 
-// The tensors of one call that have to be read.
-struct FrameLog::Unread {
-  struct Here {
-    at::Tensor tensor;
-    PyObject* object;
-    std::vector<size_t> lines;
-  };
-  std::vector<Here> here;
-  std::vector<Readable> readable;  // of each
-  std::vector<std::pair<PyObject*, size_t>> elsewhere;
+// The tensors of one call that have to be read, and the lines that show them.
+struct FrameLog::CallTensors {
+  UnreadList here;
+  c10::SmallVector<std::pair<PyObject*, c10::SmallVector<size_t, 2>>, 4> shown_here;  // of each
+  c10::SmallVector<std::pair<PyObject*, size_t>, 2> elsewhere;
 };
 
 FrameLog::FrameLog(const std::vector<py::object>& modules, int64_t keep, py::object measure, py::object works_on)
@@ -144,39 +139,38 @@ bool FrameLog::can_read(PyObject* object, const at::Tensor& tensor, Readable& re
   return tensor.is_cpu() || works_on(tensor.device());
 }
 
-void FrameLog::add(Unread& unread, PyObject* object, size_t line) {
-  const at::Tensor& tensor = THPVariable_Unpack(object);
-  for (Unread::Here& other : unread.here) {
-    if (other.object == object) {
-      other.lines.push_back(line);
+void FrameLog::add(CallTensors& tensors, PyObject* object, size_t line) {
+  for (auto& [other, lines] : tensors.shown_here) {
+    if (other == object) {
+      lines.push_back(line);
       return;
     }
   }
+  const at::Tensor& tensor = THPVariable_Unpack(object);
   if (Readable readable; can_read(object, tensor, readable)) {
-    unread.here.push_back({tensor, object, {line}});
-    unread.readable.push_back(std::move(readable));
+    tensors.here.push_back({tensor, std::move(readable), nullptr});
+    tensors.shown_here.push_back({object, {line}});
   } else {
-    unread.elsewhere.emplace_back(object, line);
+    tensors.elsewhere.emplace_back(object, line);
   }
 }
 
-std::vector<std::shared_ptr<Measured>> FrameLog::measure(const std::vector<at::Tensor>& tensors,
-                                                         std::vector<Readable> readable) {
+void FrameLog::measure(UnreadList& list) {
   int64_t bytes = 0;
-  for (const Readable& r : readable) {
-    bytes += r.device.is_cpu() ? r.memory.layout.count * element_size(r.memory.format) : kMuch;
+  for (const auto& [tensor, readable, measured] : list) {
+    const cpu::Tensor& memory = readable.memory;
+    bytes += readable.device.is_cpu() ? memory.layout.count * element_size(memory.format) : kMuch;
   }
   std::optional<py::gil_scoped_release> release;
   if (bytes >= kMuch) release.emplace();
-  return overflowstat::measure(tensors, std::move(readable), cost_);
+  overflowstat::measure(list, cost_);
 }
 
 void FrameLog::read_weights(uint64_t graph) {
   if (weights_graph_ != graph) weights_.clear();
   has_weights_ = true;
   weights_graph_ = graph;
-  std::vector<at::Tensor> tensors;
-  std::vector<Readable> readable;
+  UnreadList unread;
   std::unordered_set<const c10::TensorImpl*> met;  // tied ones are read once
   const auto visit = [&](uint32_t, PyObject* value) {
     if (!THPVariable_Check(value)) return;
@@ -187,9 +181,8 @@ void FrameLog::read_weights(uint64_t graph) {
       return;
     }
     // All others are looked at in their modules: they have no numbers yet, or could change unseen.
-    if (Readable one; Unchanged::can_know(tensor) && can_read(value, tensor, one)) {
-      tensors.push_back(tensor);
-      readable.push_back(std::move(one));
+    if (Readable readable; Unchanged::can_know(tensor) && can_read(value, tensor, readable)) {
+      unread.push_back({tensor, std::move(readable), nullptr});
     }
   };
   for (const py::weakref& reference : modules_) {
@@ -197,35 +190,34 @@ void FrameLog::read_weights(uint64_t graph) {
     if (!module.is_none()) walk_weights(module, labels_, visit);
   }
   try {
-    const auto measured = measure(tensors, std::move(readable));
-    for (size_t i = 0; i < tensors.size(); ++i) weights_.insert(tensors[i], measured[i]);
+    measure(unread);
+    for (Unread& one : unread) weights_.insert(one.tensor, std::move(one.measured));
   } catch (const std::exception&) {
     // Then each is read in its module, one by one where it has to be, and what fails there says why.
   }
 }
 
-void FrameLog::read(const Unread& unread, uint64_t graph, std::vector<Line>& lines) {
-  std::vector<std::pair<PyObject*, size_t>> elsewhere = unread.elsewhere;
-  if (!unread.here.empty()) {
-    std::vector<at::Tensor> tensors;
-    for (const Unread::Here& one : unread.here) tensors.push_back(one.tensor);
+void FrameLog::read(CallTensors& tensors, uint64_t graph, Call& call) {
+  auto& elsewhere = tensors.elsewhere;
+  if (!tensors.here.empty()) {
     try {
-      const auto measured = measure(tensors, unread.readable);
-      for (size_t i = 0; i < measured.size(); ++i) {
-        for (const size_t line : unread.here[i].lines) lines[line].content = measured[i];
-        if (reuse_) activations_.insert(tensors[i], measured[i]);
+      measure(tensors.here);
+      for (size_t i = 0; i < tensors.here.size(); ++i) {
+        auto& [tensor, readable, measured] = tensors.here[i];
+        for (const size_t line : tensors.shown_here[i].second) call.lines[line].content = measured;
+        if (reuse_) activations_.insert(tensor, measured);
       }
     } catch (const std::exception&) {
-      for (const Unread::Here& one : unread.here) {
-        for (const size_t line : one.lines) elsewhere.emplace_back(one.object, line);
+      for (const auto& [object, lines] : tensors.shown_here) {
+        for (const size_t line : lines) elsewhere.emplace_back(object, line);
       }
     }
   }
   if (elsewhere.empty()) return;
-  py::list tensors;
-  for (const auto& [object, line] : elsewhere) tensors.append(py::reinterpret_borrow<py::object>(object));
-  const py::object measurement = measure_(tensors, graph == 0 ? py::object(py::none()) : py::object(py::int_(graph)));
-  for (size_t i = 0; i < elsewhere.size(); ++i) lines[elsewhere[i].second].content = ReadByPython{measurement, i};
+  py::list list;
+  for (const auto& [object, line] : elsewhere) list.append(py::reinterpret_borrow<py::object>(object));
+  const py::object measurement = measure_(list, graph == 0 ? py::object(py::none()) : py::object(py::int_(graph)));
+  for (size_t i = 0; i < elsewhere.size(); ++i) call.lines[elsewhere[i].second].content = ReadByPython{measurement, i};
   cost_.tensors += elsewhere.size();
 }
 
@@ -242,23 +234,28 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     call->lines.push_back({label, value == Py_None ? "None" : "not a tensor"});
   };
   walk_weights(object, labels_, visit);
+  const size_t weights = call->lines.size();
   walk(args.ptr(), labels_, labels_.inputs(), 1, visit);
   walk(output.ptr(), labels_, labels_.outputs(), 2, visit);
 
   const uint64_t graph = uses_cuda_ ? current_capture() : 0;
   if (!has_weights_ || weights_graph_ != graph) read_weights(graph);
-  Unread unread;
+  CallTensors unread;
   for (const auto& [value, line] : tensors) {
     const at::Tensor& tensor = THPVariable_Unpack(value);
-    std::shared_ptr<Measured> known = weights_.find(tensor);
-    if (known == nullptr && (known = activations_.find(tensor)) != nullptr) cost_.bytes_reused += known->bytes();
+    std::shared_ptr<Measured> known;
+    if (line < weights) {
+      known = weights_.find(tensor);
+    } else if (reuse_ && (known = activations_.find(tensor)) != nullptr) {
+      cost_.bytes_reused += known->bytes();
+    }
     if (known != nullptr) {
       call->lines[line].content = std::move(known);
     } else {
       add(unread, value, line);
     }
   }
-  read(unread, graph, call->lines);
+  read(unread, graph, *call);
 
   if (graph != 0) {
     captured_.emplace_back(graph, call);

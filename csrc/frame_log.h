@@ -41,7 +41,7 @@ struct Call {
   size_t module;  // its place in the list of modules
   bool starts_batch;
   bool is_told;  // it is to be shown whatever it holds
-  std::vector<Line> lines;
+  c10::SmallVector<Line, 6> lines;
 
   bool ready() const;
   // May wait.
@@ -80,16 +80,15 @@ class FrameLog {
   const std::string& label(uint32_t label) const { return labels_.text(label); }
 
  private:
-  struct Unread;
+  struct CallTensors;
 
   std::unique_lock<std::recursive_mutex> lock();
   bool works_on(const at::Device& device);
   bool can_read(PyObject* object, const at::Tensor& tensor, Readable& readable);
-  void add(Unread& unread, PyObject* object, size_t line);
-  std::vector<std::shared_ptr<Measured>> measure(const std::vector<at::Tensor>& tensors,
-                                                 std::vector<Readable> readable);
+  void add(CallTensors& tensors, PyObject* object, size_t line);
+  void measure(UnreadList& list);
   void read_weights(uint64_t graph);
-  void read(const Unread& unread, uint64_t graph, std::vector<Line>& lines);
+  void read(CallTensors& tensors, uint64_t graph, Call& call);
   void keep(std::shared_ptr<Call> call);
   void wait_for(const Call& call);
 

@@ -1,7 +1,7 @@
 #include "measured.h"
 
 #include <algorithm>
-#include <utility>
+#include <vector>
 
 namespace overflowstat {
 
@@ -12,35 +12,30 @@ Measured::Measured(const at::Tensor& tensor, const Readable& readable)
       bytes_(readable.memory.layout.count * element_size(readable.memory.format)),
       entry_{readable.memory.format, readable.memory.layout.repeat, readable.negated, StatsRow{}, ""} {}
 
-const Reading::Entry& Measured::entry() {
-  if (reading_ != nullptr) {
-    entry_ = reading_->entry(position_, kLongestWait);
-    if (!reading_->is_replayed()) reading_ = nullptr;
-  }
-  return entry_;
+void Measured::fetch() {
+  entry_ = reading_->entry(position_, kLongestWait);
+  if (!reading_->is_replayed()) reading_ = nullptr;
 }
 
-std::vector<std::shared_ptr<Measured>> measure(const std::vector<at::Tensor>& tensors, std::vector<Readable> readable,
-                                               Cost& cost) {
-  std::vector<std::shared_ptr<Measured>> measured;
-  measured.reserve(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    measured.push_back(std::make_shared<Measured>(tensors[i], readable[i]));
-    cost.bytes_read += measured[i]->bytes();
+void measure(UnreadList& list, Cost& cost) {
+  for (Unread& one : list) {
+    one.measured = std::make_shared<Measured>(one.tensor, one.readable);
+    cost.bytes_read += one.measured->bytes();
   }
-  cost.tensors += tensors.size();
-  if (std::all_of(readable.begin(), readable.end(), [](const Readable& r) { return r.device.is_cpu(); })) {
-    c10::SmallVector<cpu::Tensor, 4> list;
-    c10::SmallVector<StatsRow, 4> rows(tensors.size());
-    for (Readable& r : readable) list.push_back(std::move(r.memory));
-    cpu::reduce(list.data(), list.size(), rows.data());
-    for (size_t i = 0; i < rows.size(); ++i) measured[i]->set_row(rows[i]);
+  cost.tensors += list.size();
+  if (std::all_of(list.begin(), list.end(), [](const Unread& one) { return one.readable.device.is_cpu(); })) {
+    c10::SmallVector<cpu::Tensor, 4> tensors;
+    c10::SmallVector<StatsRow, 4> rows(list.size());
+    for (Unread& one : list) tensors.push_back(std::move(one.readable.memory));
+    cpu::reduce(tensors.data(), tensors.size(), rows.data());
+    for (size_t i = 0; i < rows.size(); ++i) list[i].measured->set_row(rows[i]);
   } else {
+    std::vector<Readable> readable;
+    for (Unread& one : list) readable.push_back(std::move(one.readable));
     const std::shared_ptr<Reading> reading = record(std::move(readable));
     cost.launches += reading->launches();
-    for (size_t i = 0; i < measured.size(); ++i) measured[i]->set_reading(reading, i);
+    for (size_t i = 0; i < list.size(); ++i) list[i].measured->set_reading(reading, i);
   }
-  return measured;
 }
 
 }  // namespace overflowstat

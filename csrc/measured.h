@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
+#include <utility>
 
 #include "reading.h"
 #include "recorder.h"
@@ -39,15 +39,20 @@ class Measured {
   // Whether entry() would not wait.
   bool ready() const { return reading_ == nullptr || reading_->ready(); }
   // Waits for its row, for kLongestWait at most.
-  const Reading::Entry& entry();
+  const Reading::Entry& entry() {
+    if (reading_ != nullptr) fetch();
+    return entry_;
+  }
   // Keeps the row that there is, whatever the reading finds later.
   void finish() {
     entry();
     reading_ = nullptr;
   }
-  bool is_bad() { return entry().missing.empty() && entry().row.first_bad != StatsRow{}.first_bad; }
+  bool is_bad() { return entry().row.first_bad != StatsRow{}.first_bad && entry_.missing.empty(); }
 
  private:
+  void fetch();
+
   at::ScalarType dtype_;
   Dimensions sizes_, strides_;
   int64_t bytes_;
@@ -56,13 +61,21 @@ class Measured {
   size_t position_ = 0;
 };
 
-// What a list cost.
+// What it has cost.
 struct Cost {
   uint64_t tensors = 0, bytes_read = 0, bytes_reused = 0, launches = 0, waits = 0;
 };
 
+// A tensor to be read, and what it was read as. Of the few that a module call has none is allocated on its own: the
+// calls of small modules take less time than that would.
+struct Unread {
+  at::Tensor tensor;
+  Readable readable;  // left undefined by measure()
+  std::shared_ptr<Measured> measured;
+};
+using UnreadList = c10::SmallVector<Unread, 4>;
+
 // Reads a list as record() does, and throws what it throws.
-std::vector<std::shared_ptr<Measured>> measure(const std::vector<at::Tensor>& tensors, std::vector<Readable> readable,
-                                               Cost& cost);
+void measure(UnreadList& list, Cost& cost);
 
 }  // namespace overflowstat

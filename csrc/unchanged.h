@@ -30,7 +30,7 @@ class Unchanged {
     const auto found = known_.find(tensor.unsafeGetTensorImpl());
     if (found == known_.end()) return nullptr;
     const Known& known = found->second;
-    const bool same = known.version == tensor._version() && known.offset == tensor.storage_offset() &&
+    const bool same = known.version == version(tensor) && known.offset == tensor.storage_offset() &&
                       known.storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() &&
                       known.data == tensor.storage().data();
     return same ? known.measured : nullptr;
@@ -40,7 +40,7 @@ class Unchanged {
     if (!can_know(tensor)) return;
     known_.insert_or_assign(
         tensor.unsafeGetTensorImpl(),
-        Known{WeakTensor(tensor.getIntrusivePtr()), tensor.storage().getWeakStorageImpl(), tensor._version(),
+        Known{WeakTensor(tensor.getIntrusivePtr()), tensor.storage().getWeakStorageImpl(), version(tensor),
               tensor.storage_offset(), tensor.storage().data(), std::move(measured)});
   }
 
@@ -49,10 +49,14 @@ class Unchanged {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  static uint32_t version(const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  }
+
   struct Known {
     WeakTensor tensor;
     WeakStorage storage;
-    int64_t version;
+    uint32_t version;
     int64_t offset;
     const void* data;  // storage may be freed and come back as it was, without a word
     std::shared_ptr<Measured> measured;

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from . import capture
 from .frames import Frame, Line
+from .hooks import ForwardHook, inert_hook, refuse_replica
 from .measurement import Measurement, Place, measure, measured_content
 from .pending import PendingFrame
 from .recorder import NativeRecorder, Recorder
@@ -72,12 +73,15 @@ class FrameLog(Protocol):
         """All of them may have changed."""
         ...
 
-    @property
-    def call(self) -> Callable[[int, nn.Module, object, object], bool]:
-        """call(i, module, args, output): keep a call of module number i, and read now what it shows.
+    def call(self, number: int, module: nn.Module, args: object, output: object) -> bool:
+        """Keep a call of the module of this number, and read now what it shows.
 
         True if there is something to look at: `next` has a frame, or `take_captured` a call.
         """
+        ...
+
+    def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
+        """A forward hook for a module that does `call`, and then look() if that is true."""
         ...
 
     def next(self, wait: bool) -> Frame | None:
@@ -155,20 +159,25 @@ class PlainFrameLog:
         with self._lock:
             self._weights.clear()
 
-    def call(self, index: int, module: nn.Module, args: object, output: object) -> bool:
-        with self._lock:
-            return self._is_watching and self._call(index, module, args, output)
+    def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
+        return ForwardHook(number, module, self.call, look)
 
-    def _call(self, index: int, module: nn.Module, args: object, output: object) -> bool:
+    def call(self, number: int, module: nn.Module, args: object, output: object) -> bool:
+        with self._lock:
+            return self._is_watching and self._call(number, module, args, output)
+
+    def _call(self, number: int, module: nn.Module, args: object, output: object) -> bool:
         graph = self._recorder.capture()
         if not self._has_weights or self._graph != graph:
             self._read_weights(graph)
         lines: list[tuple[str, Place | str]] = []
         unread: dict[int, tuple[Tensor, list[int]]] = {}  # by the tensor's id, with the lines that show it
-        for label, value in [*capture.weights(module), *capture.inputs(args), *capture.outputs(output)]:
+        weights = [(label, value, self._weights.find(value)) for label, value in capture.weights(module)]
+        values = [*capture.inputs(args), *capture.outputs(output)]
+        for label, value, known in [*weights, *((label, value, self._find(value)) for label, value in values)]:
             if not isinstance(value, Tensor):
                 lines.append((label, capture.stand_in(value)))
-            elif (known := self._find(value)) is not None:
+            elif known is not None:
                 lines.append((label, known.place))
             else:
                 unread.setdefault(id(value), (value, []))[1].append(len(lines))
@@ -183,7 +192,7 @@ class PlainFrameLog:
                     self._activations.insert(tensor, place, measurement.size(position))
         call = PendingFrame(
             self._number,
-            self._names[index],
+            self._names[number],
             type(module).__name__,
             tuple(lines),
             starts_batch=not self._has_calls and graph is None,
@@ -203,8 +212,9 @@ class PlainFrameLog:
             self._queue.popleft()
         return bool(self._queue) and (self._always_look or self._queue[0].ready() or call.is_known_bad())
 
-    def _find(self, tensor: Tensor) -> Known | None:
-        if (known := self._weights.find(tensor)) is None and (known := self._activations.find(tensor)) is not None:
+    def _find(self, value: object) -> Known | None:
+        known = self._activations.find(value) if self._reuse and isinstance(value, Tensor) else None
+        if known is not None:
             self._count(bytes_reused=known.size)
         return known
 
@@ -289,6 +299,7 @@ class NativeFrameLog:
 
     def __init__(self, modules: Mapping[str, nn.Module], recorder: NativeRecorder, keep: int | None) -> None:
         self._modules = list(modules.items())
+        self._make_hook = recorder.extension.make_hook
         self._log = recorder.extension.FrameLog(
             modules=list(modules.values()),
             keep=-1 if keep is None else keep,
@@ -296,10 +307,12 @@ class NativeFrameLog:
             works_on=recorder.works_on,
         )
 
-    @property
-    def call(self) -> Callable[[int, nn.Module, object, object], bool]:
-        call: Callable[[int, nn.Module, object, object], bool] = self._log.call
-        return call
+    def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
+        hook: Callable[..., None] = self._make_hook(self._log, number, module, look, refuse_replica, inert_hook)
+        return hook
+
+    def call(self, number: int, module: nn.Module, args: object, output: object) -> bool:
+        return bool(self._log.call(number, module, args, output))
 
     def start_batch(self, number: int, keep_weights: bool) -> None:
         self._log.start_batch(number, keep_weights)

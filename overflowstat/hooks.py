@@ -6,7 +6,19 @@ from types import FrameType
 
 from torch import nn
 
-__all__ = ["ForwardHook", "RootEntryHook", "RootHook", "calls_in_progress", "is_watched"]
+__all__ = [
+    "ForwardHook",
+    "Record",
+    "RootEntryHook",
+    "RootHook",
+    "calls_in_progress",
+    "inert_hook",
+    "is_watched",
+    "refuse_replica",
+]
+
+Record = Callable[[int, nn.Module, object, object], bool]
+"""(number of a module, module, args, output) -> whether there is something to look at"""
 
 
 class _Hook:
@@ -14,30 +26,30 @@ class _Hook:
     the monitor with them."""
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _inert_hook, ()
+        return inert_hook, ()
 
 
 class ForwardHook(_Hook):
     """After each forward of one module: record(number, module, args, output), and look() if that is true.
 
-    Here is all the Python that runs at each module call.
+    csrc/hook.cpp does the same.
     """
 
     def __init__(
         self,
-        module: nn.Module,
         number: int,
-        record: Callable[[int, nn.Module, object, object], bool],
+        module: nn.Module,
+        record: Record,
         look: Callable[[], None],
     ) -> None:
-        self._module = module
         self._number = number
+        self._module = module
         self._record = record
         self._look = look
 
     def __call__(self, module: nn.Module, args: object, output: object) -> None:
         if module is not self._module:
-            _refuse_replica(module)
+            refuse_replica(module)
         elif self._record(self._number, module, args, output):
             self._look()
 
@@ -53,10 +65,11 @@ class RootHook(_Hook):
         if module is self._root:
             self._callback(module, args, output)
         else:
-            _refuse_replica(module)
+            refuse_replica(module)
 
 
-def _refuse_replica(module: nn.Module) -> None:
+def refuse_replica(module: nn.Module) -> None:
+    """What a hook does on a module that is not its own: nothing on a copy, which may be used as it is."""
     if getattr(module, "_is_replica", False):
         raise RuntimeError(
             "overflowstat watches a model that nn.DataParallel has replicated: replicas come and go with every forward "
@@ -76,7 +89,8 @@ class RootEntryHook(_Hook):
             self._callback()
 
 
-def _inert_hook() -> Callable[..., None]:
+def inert_hook() -> Callable[..., None]:
+    """What a hook is on a copy."""
     return _ignore
 
 
@@ -86,7 +100,7 @@ def _ignore(*_: object) -> None:
 
 def is_watched(module: nn.Module) -> bool:
     """Whether any monitor has a hook on this module."""
-    return any(isinstance(hook, (ForwardHook, RootHook)) for hook in module._forward_hooks.values())
+    return any(type(hook).__module__.split(".")[0] == __package__ for hook in module._forward_hooks.values())
 
 
 def calls_in_progress(module: nn.Module) -> int:

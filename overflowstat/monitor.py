@@ -16,7 +16,7 @@ from .captured import CapturedBatch
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters, make_frame_log
 from .frames import Frame
-from .hooks import ForwardHook, RootEntryHook, RootHook, calls_in_progress, is_watched
+from .hooks import RootEntryHook, RootHook, calls_in_progress, is_watched
 from .recorder import NativeRecorder, Recorder, RecorderName, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
@@ -181,14 +181,13 @@ class Monitor:
     def _attach(self) -> None:
         entry = RootEntryHook(self.model, self._before_root)
         self._handles.append(self.model.register_forward_pre_hook(entry, prepend=True))
-        record = self._log.call
         for number, module in enumerate(self._modules.values()):
             # The root's hook is also called when its forward raises: that batch has ended too.
             if module is self.model:
                 root_hook = RootHook(module, self._after_root)
                 self._handles.append(module.register_forward_hook(root_hook, always_call=True))
             else:
-                hook = ForwardHook(module, number, record, self._after_module)
+                hook = self._log.hook(number, module, self._after_module)
                 self._handles.append(module.register_forward_hook(hook))
         if self._check == "step":
             self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.check()))

@@ -1,0 +1,18 @@
+// The forward hook of a module as a Python object that is called without any Python in between.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstddef>
+
+#include "frame_log.h"
+
+namespace overflowstat {
+
+// hook(module, args, output) calls log.call(number, module, args, output), and look() if that is true; for another
+// module than its own other(module). A copy of it, deep or pickled, is inert(). `log` is the Python object of a
+// FrameLog.
+pybind11::object make_hook(pybind11::object log, size_t number, pybind11::object module, pybind11::object look,
+                           pybind11::object other, pybind11::object inert);
+
+}  // namespace overflowstat
