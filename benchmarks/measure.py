@@ -15,7 +15,11 @@ import torch
 
 from overflowstat import environment, native
 
-__all__ = ["Timing", "interleaved", "machine"]
+__all__ = ["Ratio", "Timing", "finish", "interleaved", "machine", "on_device"]
+
+# How long a device is kept busy while the host queues launches behind it: some 5 ms at 1 to 2 GHz, enough for the
+# slowest of them to be queued before the first begins.
+HEAD_START_CYCLES = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Timing:
     def ratio(self, base: "Timing") -> "Ratio":
         """Medians over each other; the spread is that of the quotients round by round."""
         rounds = sorted(mine / its for mine, its in zip(self.seconds, base.seconds, strict=True))
-        low, *_, high = statistics.quantiles(rounds, n=10) if len(rounds) > 1 else rounds * 2
+        low, *_, high = statistics.quantiles(rounds, n=10, method="inclusive") if len(rounds) > 1 else rounds * 2
         return Ratio(self.median / base.median, low, high)
 
 
@@ -42,24 +46,53 @@ class Ratio:
     p90: float
 
     def __str__(self) -> str:
-        return f"{self.median:6.2f} ({self.p10:.2f}-{self.p90:.2f})"
+        return f"{_short(self.median)} ({_short(self.p10)}-{_short(self.p90)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def interleaved(contenders: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, Timing]:
-    """Time all once a round, so that a slow spell of a shared machine hits them all. The first round is not kept."""
+    """Time all once a round, so that a slow spell of a shared machine hits them all. The first round is not kept.
+
+    What is timed is a call by the host's clock, with the device idle before it and waited for after it.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name, run in contenders.items():
-            _finish(device)
+            finish(device)
             start = time.perf_counter()
             run()
-            _finish(device)
+            finish(device)
             if number > 0:
                 seconds[name].append(time.perf_counter() - start)
     return {name: Timing(values) for name, values in seconds.items()}
 
 
-def _finish(device: str) -> None:
+def on_device(contenders: dict[str, Callable[[], object]], rounds: int, launches: int) -> dict[str, Timing]:
+    """What each of a row of launches takes by the CUDA device's own clock, the host's share left out.
+
+    They must not wait for the device. Queued while it is busy with something else, they run back to back. Interleaved
+    as above; the first round is not kept.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name, launch in contenders.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+            torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
+            begin.record()
+            results = [launch() for _ in range(launches)]
+            end.record()
+            torch.cuda.synchronize()
+            if number > 0:
+                seconds[name].append(begin.elapsed_time(end) / 1000 / launches)
+            del results  # not before: giving memory back is not what is timed
+    return {name: Timing(values) for name, values in seconds.items()}
+
+
+def finish(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -74,6 +107,7 @@ def machine(device: str) -> dict[str, Any]:
         "extension": None if extension is None else "cuda" if extension.has_cuda else "cpu",
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda if device == "cuda" else None,
         "system": platform.platform(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -83,13 +117,16 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-        check=False,
-    )
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parent,
+            check=False,
+        )
+    except OSError:  # no git
+        return None
     return found.stdout.strip() or None
 
 
