@@ -101,7 +101,9 @@ def weights_row(size: int, device: str, compiler: Compiler, rounds: int) -> dict
     return about | figures(readers, memory.numel(), TARGET_OF_WEIGHTS, device, rounds)
 
 
-def tensor_row(memory: ColdMemory, dtype: torch.dtype, size: int, device: str, compiler: Compiler, rounds: int) -> Any:
+def tensor_row(
+    memory: ColdMemory, dtype: torch.dtype, size: int, device: str, compiler: Compiler, rounds: int
+) -> dict[str, Any]:
     print(f"{name_of(dtype):18} {size // MIB:6}", end="", flush=True)
     readers = of_one(memory, dtype, device, compiler)
     target = TARGET_OF_LARGE if size >= LARGE else None
