@@ -16,10 +16,9 @@ reference leave their results on the device. On CUDA that is little but launches
 that a second figure tells what the device itself takes for each of a row of calls that nobody waits for (`device` in
 the JSON; of native it is `record`, the numbers fetched later, as hooks do it).
 
-The machine's own limit is taken to be what the fastest of sum, foreach_norm and compiled reads, in the same run: each
-reads every byte once and does little else. On a CPU that is the sum over int64, a loop of loads and additions. The
-first target is for tensors of 64 MB and more, the second for the weights; both are fractions of that bandwidth on a
-CUDA device.
+The machine's own limit is taken to be what the fastest of sum, foreach_norm and compiled reads in the same run: each
+reads every byte once and does little else. On a CPU that is the sum over int64, a loop of loads and additions. On a
+CUDA device native is to reach 0.95 of that bandwidth for a tensor of 64 MB or more, and 0.9 for the weights.
 
 No cache holds what is read: a tensor is one of several, read in turn, which take 512 MiB together.
 """
