@@ -135,11 +135,11 @@ class PlainFrameLog:
         self._lock = threading.RLock()
         self._queue: deque[PendingFrame] = deque()
         self._captured: deque[tuple[int, PendingFrame]] = deque()
-        self._kept: deque[Frame] = deque(maxlen=keep)
+        self._kept: deque[PendingFrame] = deque(maxlen=keep)
         self._weights = Unchanged()
         self._activations = Unchanged()
         self._graph: int | None = None  # in which the weights were read
-        self._counters = Counters(0, 0, 0, 0, 0, 0)
+        self._calls = self._tensors = self._bytes_read = self._bytes_reused = self._waits = 0
         self.configure(is_watching=True, is_told=False, always_look=False, reuse=True)
         self.start_batch(0, keep_weights=False)
 
@@ -170,7 +170,7 @@ class PlainFrameLog:
         graph = self._recorder.capture()
         if not self._has_weights or self._graph != graph:
             self._read_weights(graph)
-        lines: list[tuple[str, Place | str]] = []
+        lines: list[tuple[str, Place | TensorStats | str]] = []
         unread: dict[int, tuple[Tensor, list[int]]] = {}  # by the tensor's id, with the lines that show it
         weights = [(label, value, self._weights.find(value)) for label, value in capture.weights(module)]
         values = [*capture.inputs(args), *capture.outputs(output)]
@@ -202,20 +202,16 @@ class PlainFrameLog:
             self._captured.append((graph, call))
             return True
         self._has_calls = True
-        self._count(frames=1)
+        self._calls += 1
         self._queue.append(call)
-        while self._queue and self._queue[0].ready():
-            frame = self._queue[0].frame()
-            if self._queue[0].is_told or frame.bad_lines:
-                break
-            self._kept.append(frame)
-            self._queue.popleft()
+        while self._queue and self._queue[0].ready() and not self._queue[0].is_told and not self._queue[0].is_bad():
+            self._kept.append(self._queue.popleft())
         return bool(self._queue) and (self._always_look or self._queue[0].ready() or call.is_known_bad())
 
     def _find(self, value: object) -> Known | None:
         known = self._activations.find(value) if self._reuse and isinstance(value, Tensor) else None
         if known is not None:
-            self._count(bytes_reused=known.size)
+            self._bytes_reused += known.size
         return known
 
     def _read_weights(self, graph: int | None) -> None:
@@ -226,7 +222,7 @@ class PlainFrameLog:
         for module in self._modules.values():
             for _, weight in capture.weights(module):
                 if (known := self._weights.find(weight)) is not None:
-                    self._count(bytes_reused=known.size)
+                    self._bytes_reused += known.size
                 # The others are looked at in their modules only: those that could change unseen (inference tensors,
                 # wrappers without storage) and those that have no numbers yet (lazy, offloaded).
                 elif can_know(weight):
@@ -240,24 +236,19 @@ class PlainFrameLog:
     def _read(self, tensors: Sequence[Tensor], graph: int | None) -> Measurement:
         measurement = measure(self._recorder, tensors, graph)
         read = measurement.being_read()
-        self._count(tensors=len(read), bytes_read=sum(map(measurement.size, read)))
+        self._tensors += len(read)
+        self._bytes_read += sum(map(measurement.size, read))
         return measurement
-
-    def _count(self, **more: int) -> None:
-        self._counters = self._counters._replace(
-            **{name: getattr(self._counters, name) + n for name, n in more.items()}
-        )
 
     def next(self, wait: bool) -> Frame | None:
         with self._lock:
             wait = wait or bool(self._queue and self._queue[-1].is_known_bad())
             while self._queue and (wait or self._queue[0].ready()):
-                self._count(waits=not self._queue[0].ready())
                 call = self._queue.popleft()
-                frame = call.frame()
-                self._kept.append(frame)
-                if call.is_told or frame.bad_lines:
-                    return frame
+                self._waits += not call.ready()
+                self._kept.append(call)
+                if call.is_told or call.is_bad():
+                    return call.frame()
         return None
 
     def take_captured(self) -> tuple[int, CapturedCall] | None:
@@ -266,7 +257,8 @@ class PlainFrameLog:
 
     def judge_captured(self, call: Any, batch_number: int, starts_batch: bool) -> Frame:
         frame: Frame = replace(call, batch_number=batch_number, starts_batch=starts_batch).frame()
-        self._kept.append(frame)
+        lines = tuple((line.label, line.content) for line in frame.lines)  # whatever the next replay finds
+        self._kept.append(replace(call, batch_number=batch_number, starts_batch=starts_batch, lines=lines))
         return frame
 
     def drop_batch(self, number: int) -> None:
@@ -274,7 +266,7 @@ class PlainFrameLog:
             self._queue = deque(call for call in self._queue if call.batch_number != number)
 
     def kept(self) -> list[Frame]:
-        return list(self._kept)
+        return [call.frame() for call in self._kept]
 
     def clear_kept(self) -> None:
         self._kept.clear()
@@ -285,10 +277,10 @@ class PlainFrameLog:
 
     @property
     def calls(self) -> int:
-        return self._counters.frames
+        return self._calls
 
     def counters(self) -> Counters:
-        return self._counters
+        return Counters(self._calls, self._tensors, self._bytes_read, self._bytes_reused, 0, self._waits)
 
 
 class NativeFrameLog:
@@ -366,7 +358,7 @@ def _content(content: Any) -> TensorStats | str:
     if isinstance(content, str):
         return content
     if isinstance(content[0], Measurement):
-        in_python: TensorStats | str = content[0].contents()[content[1]]
+        in_python: TensorStats | str = content[0].content(content[1])
         return in_python
     row, sizes, strides, dtype = content
     return measured_content(row if isinstance(row, str) else Row._make(row), (sizes, strides, dtype))

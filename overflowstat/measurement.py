@@ -1,6 +1,6 @@
 """The statistics of tensors, for hooks: never raises, never waits before it is asked for what it found."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,39 +18,38 @@ Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Measurement:
-    """What is known, now or later, of some tensors. Holds no tensor."""
+    """What is known, now or later, of some tensors, each told by its position. Holds no tensor."""
 
     def __init__(self, count: int, graph: int | None = None) -> None:
         self._graph = graph
-        self._contents: list[TensorStats | str] = [""] * count
-        self._sizes: dict[int, int] = {}
-        self._readings: list[tuple[Reading, list[tuple[int, Shape]]]] = []
+        self._found: list[Row | str] = [""] * count
+        self._shapes: dict[int, Shape] = {}
+        self._readings: list[tuple[Reading, list[int]]] = []
 
     def ready(self) -> bool:
-        """Whether `contents` would not wait."""
+        """Whether nothing else would wait."""
         return all(reading.ready() for reading, _ in self._readings)
 
-    def is_bad(self, position: int) -> bool:
-        """Whether a tensor holds anything that is not finite. May wait."""
-        content = self.contents()[position]
-        return isinstance(content, TensorStats) and content.is_bad
+    def being_read(self) -> Collection[int]:
+        """Positions of the tensors that are, or were."""
+        return self._shapes.keys()
 
     def size(self, position: int) -> int:
         """Bytes of memory that are read for a tensor."""
-        return self._sizes.get(position, 0)
+        shape, stride, dtype = self._shapes[position]
+        return distinct_elements(shape, stride) * dtype.itemsize
 
-    def being_read(self) -> set[int]:
-        """Positions of the tensors that are on their way."""
-        return {i for _, places in self._readings for i, _ in places}
+    def is_bad(self, position: int) -> bool:
+        """Whether a tensor holds anything that is not finite. May wait."""
+        self._fetch()
+        found = self._found[position]
+        return isinstance(found, Row) and found.first_bad is not None
 
-    def contents(self) -> Sequence[TensorStats | str]:
-        """The statistics of each tensor, or what it is that cannot be read, or why it was not. May wait."""
-        for reading, places in self._readings:
-            for (i, shape), row in zip(places, reading.rows(), strict=True):
-                self._contents[i] = measured_content(row, shape)
-        if self._graph is None:
-            self._readings.clear()
-        return self._contents
+    def content(self, position: int) -> TensorStats | str:
+        """The statistics of a tensor, or what it is that cannot be read, or why it was not. May wait."""
+        self._fetch()
+        found = self._found[position]
+        return TensorStats.of(found, *self._shapes[position]) if isinstance(found, Row) else found
 
     def replays(self) -> Replays | None:
         """Those of the CUDA graph that these are read in; None if none of them is read there. May wait."""
@@ -60,14 +59,13 @@ class Measurement:
         counts, over, failures = zip(*found, strict=True)
         return Replays(min(counts), any(over), next(filter(None, failures), ""))
 
-    def begin(self, recorder: Recorder, tensors: Iterable[tuple[int, Tensor]]) -> None:
-        """Record these, each told by its place."""
-        tensors = list(tensors)
+    def begin(self, recorder: Recorder, tensors: Sequence[tuple[int, Tensor]]) -> None:
+        """Record these, each told by its position."""
         try:
             with apart_from_the_run():
-                places = [(i, shape_of(tensor)) for i, tensor in tensors]
-                self._sizes.update((i, distinct_elements(*shape[:2]) * shape[2].itemsize) for i, shape in places)
-                self._readings.append((recorder.record([tensor for _, tensor in tensors]), places))
+                shapes = {i: shape_of(tensor) for i, tensor in tensors}
+                self._readings.append((recorder.record([tensor for _, tensor in tensors]), list(shapes)))
+                self._shapes.update(shapes)
         except Exception as error:
             # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
             if len(tensors) == 1:
@@ -79,8 +77,15 @@ class Measurement:
                 for one in tensors:
                     self.begin(recorder, [one])
 
-    def put(self, i: int, content: str) -> None:
-        self._contents[i] = content
+    def put(self, position: int, content: str) -> None:
+        self._found[position] = content
+
+    def _fetch(self) -> None:
+        for reading, positions in self._readings:
+            for i, row in zip(positions, reading.rows(), strict=True):
+                self._found[i] = row if isinstance(row, Row) else _not_read(row)
+        if self._graph is None:
+            self._readings.clear()
 
 
 class Place(NamedTuple):
@@ -108,11 +113,14 @@ def measure(recorder: Recorder, tensors: Sequence[Tensor], graph: int | None = N
 
 
 def measured_content(row: Row | str, shape: Shape) -> TensorStats | str:
-    """What a line shows of a row, or of the reason why there is none, which is no secret."""
-    if isinstance(row, Row):
-        return TensorStats.of(row, *shape)
-    warn_user(f"tensors could not be read, and are not judged: {row}")
-    return f"not read: {row}"
+    """What a line shows of a row, or of the reason why there is none."""
+    return TensorStats.of(row, *shape) if isinstance(row, Row) else _not_read(row)
+
+
+def _not_read(reason: str) -> str:
+    """Which is no secret."""
+    warn_user(f"tensors could not be read, and are not judged: {reason}")
+    return f"not read: {reason}"
 
 
 def _reason(tensor: Tensor) -> str:

@@ -1,11 +1,11 @@
 """Module calls whose numbers may still be on their way."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .frames import Frame, Line
 from .measurement import Measurement, Place
 from .recorder import Replays
+from .stats import TensorStats
 
 __all__ = ["PendingFrame"]
 
@@ -17,18 +17,21 @@ class PendingFrame:
     batch_number: int
     module: str
     class_name: str
-    lines: tuple[tuple[str, Place | str], ...]
+    lines: tuple[tuple[str, Place | TensorStats | str], ...]
     starts_batch: bool
     is_told: bool = False
+    """It is to be shown whatever it holds."""
 
     def ready(self) -> bool:
-        """Whether `frame` would not wait."""
+        """Whether nothing else would wait."""
         return all(measurement.ready() for measurement in self._measurements())
+
+    def is_bad(self) -> bool:
+        return any(place.measurement.is_bad(place.position) for place in self._places())
 
     def is_known_bad(self) -> bool:
         """Whether some number that is there is bad, whatever is still on its way. Never waits."""
-        places = (place for _, place in self.lines if isinstance(place, Place))
-        return any(place.measurement.ready() and place.measurement.is_bad(place.position) for place in places)
+        return any(p.measurement.ready() and p.measurement.is_bad(p.position) for p in self._places())
 
     def replays(self) -> Replays | None:
         """Those of the CUDA graph that this call is in; None if nothing of it was read there. May wait."""
@@ -37,14 +40,18 @@ class PendingFrame:
 
     def frame(self) -> Frame:
         """Waits until all numbers are there; those of a CUDA graph are as its last replay left them."""
-        contents = {id(measurement): measurement.contents() for measurement in self._measurements()}
         lines = tuple(
-            Line(label, place if isinstance(place, str) else contents[id(place.measurement)][place.position])
-            for label, place in self.lines
+            Line(label, found.measurement.content(found.position) if isinstance(found, Place) else found)
+            for label, found in self.lines
         )
         return Frame(self.batch_number, self.module, self.class_name, lines, self.starts_batch)
 
-    def _measurements(self) -> Iterable[Measurement]:
-        return {
-            id(place.measurement): place.measurement for _, place in self.lines if isinstance(place, Place)
-        }.values()
+    def _places(self) -> list[Place]:
+        return [found for _, found in self.lines if isinstance(found, Place)]
+
+    def _measurements(self) -> list[Measurement]:
+        found: list[Measurement] = []
+        for place in self._places():
+            if place.measurement not in found:
+                found.append(place.measurement)
+        return found

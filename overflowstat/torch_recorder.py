@@ -2,8 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,38 +43,38 @@ class TorchRecorder:
     def record(self, tensors: Sequence[Tensor]) -> "_Reading":
         if any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("plain torch operations cannot read tensors while a CUDA graph is captured")
-        with _without_gradients():
-            parts = [[_Part(start, _measure(x)) for start, x in _slices(tensor)] for tensor in tensors]
-        self._unfetched += [part for of_tensor in parts for part in of_tensor if isinstance(part.measure, Tensor)]
-        kinds = [(tensor.dtype, _repeat(tensor)) for tensor in tensors]
-        return _Reading(self, list(zip(kinds, parts, strict=True)))
+        # Of neither mode: not every operation here has a forward-mode derivative in every version of torch.
+        with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+            parts = [_read(tensor) for tensor in tensors]
+        self._unfetched += [part for of_tensor in parts for part in of_tensor if isinstance(part.found, Tensor)]
+        return _Reading(self, [(_repeat(tensor), of_tensor) for tensor, of_tensor in zip(tensors, parts, strict=True)])
 
     def fetch(self) -> None:
         """Bring all that was recorded to the host; one sync a device."""
         unfetched, self._unfetched = self._unfetched, []
         by_device: dict[torch.device, list[tuple[_Part, Tensor]]] = {}
         for part in unfetched:
-            if isinstance(part.measure, Tensor):
-                by_device.setdefault(part.measure.device, []).append((part, part.measure))
+            if isinstance(part.found, Tensor):
+                by_device.setdefault(part.found.device, []).append((part, part.found))
         for of_device in by_device.values():
-            values = torch.stack([measure for _, measure in of_device]).tolist()
+            values = torch.stack([found for _, found in of_device]).tolist()
             for (part, _), value in zip(of_device, values, strict=True):
-                part.measure = value
+                part.found = _row(part.dtype, value)
 
 
 class _Reading:
-    def __init__(self, recorder: TorchRecorder, tensors: list[tuple[tuple[torch.dtype, int], list["_Part"]]]) -> None:
+    def __init__(self, recorder: TorchRecorder, tensors: list[tuple[int, list["_Part"]]]) -> None:
         self._recorder = recorder
         self._tensors = tensors
 
     def ready(self) -> bool:
         """Whether all is at the host. A device's results come only when they are fetched."""
-        return not any(isinstance(part.measure, Tensor) for _, parts in self._tensors for part in parts)
+        return not any(isinstance(part.found, Tensor) for _, parts in self._tensors for part in parts)
 
     def rows(self) -> list[Row]:
         if not self.ready():
             self._recorder.fetch()
-        return [_merge(dtype, repeat, parts) for (dtype, repeat), parts in self._tensors]
+        return [_merge(repeat, parts) for repeat, parts in self._tensors]
 
     def replays(self) -> None:
         return None
@@ -83,16 +82,9 @@ class _Reading:
 
 def count_at_least(tensor: Tensor, threshold: float) -> int:
     """Elements whose magnitude is `threshold` or more, infinities among them. Cost: a few passes, one host sync."""
-    with _without_gradients():
+    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
         counts = [(_any_magnitude(piece) >= threshold).sum() for _, piece in _slices(tensor)]
     return _repeat(tensor) * int(torch.stack(counts).sum()) if counts else 0
-
-
-@contextmanager
-def _without_gradients() -> Iterator[None]:
-    """Of either mode: not every operation here has a forward-mode derivative in every version of torch."""
-    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
-        yield
 
 
 def _any_magnitude(x: Tensor) -> Tensor:
@@ -102,8 +94,19 @@ def _any_magnitude(x: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class _Part:
-    start: int  # memory-order index of the slice's first element, repeats apart
-    measure: Tensor | list[int]  # what _measure gave, on its device until it is fetched
+    """A slice of a tensor."""
+
+    start: int  # memory-order index of its first element, repeats apart
+    dtype: torch.dtype
+    found: Tensor | Row  # a tensor, as _measure gives it, until it is fetched
+
+
+def _read(tensor: Tensor) -> list[_Part]:
+    if _results_are_at_hand(tensor.device) and 0 < tensor.numel() <= SLICE_ON_CPU:
+        row = _measure(tensor)
+        if isinstance(row, Row) and row.first_bad is None:  # then it does not matter in which order it was read
+            return [_Part(0, tensor.dtype, row)]
+    return [_Part(start, tensor.dtype, _measure(elements)) for start, elements in _slices(tensor)]
 
 
 def _repeat(tensor: Tensor) -> int:
@@ -139,22 +142,41 @@ def _split(tensor: Tensor, start: int, limit: int) -> Iterator[tuple[int, Tensor
             yield from _split(part[0] if inner > limit else part, start + begin * inner, limit)
 
 
-def _measure(x: Tensor) -> Tensor | list[int]:
-    """[smallest, largest finite, NaNs, +infs, -infs, index of the first bad element] of one slice, int64.
+def _measure(x: Tensor) -> Tensor | Row:
+    """What there is in some elements: a row where that is at hand, else what _row makes one of."""
+    at_hand = _results_are_at_hand(x.device)
+    if not (x.is_floating_point() or x.is_complex()):
+        integers = _integer_measure(x)
+        return _row(x.dtype, integers.tolist()) if at_hand else integers
+    magnitude = _magnitude(x)
+    if not at_hand:
+        return _counted(x, magnitude)
+    smallest, largest = torch.aminmax(magnitude)
+    high = largest.item()
+    if math.isfinite(high):  # then nothing needs to be counted
+        return Row(smallest.item(), high, high, 0, 0, 0, None)
+    return _row(x.dtype, _counted(x, magnitude).tolist())
+
+
+def _row(dtype: torch.dtype, measure: Sequence[int]) -> Row:
+    """Of [smallest, largest finite, NaNs, +infs, -infs, index of the first bad element].
 
     The first two are the bits of a float, or an int that orders as the magnitude falls (see _integer_measure); the
     largest finite one is that of -1.0 where nothing is finite, the index is -1 where all is.
     """
-    if not (x.is_floating_point() or x.is_complex()):
-        measure = _integer_measure(x)
-        return measure.tolist() if _results_are_at_hand(x.device) else measure
-    magnitude = _magnitude(x)
-    if _results_are_at_hand(x.device):
-        smallest, largest = torch.aminmax(magnitude)
-        if math.isfinite(largest):  # then nothing needs to be counted
-            return [*_bits(torch.stack([smallest, largest])).tolist(), 0, 0, 0, -1]
-        return _counted(x, magnitude).tolist()
-    return _counted(x, magnitude)
+    smallest, largest, nans, posinfs, neginfs, first = measure
+    if not (dtype.is_floating_point or dtype.is_complex):
+        offset = _INT64_MIN if dtype == torch.uint64 else 0
+        low, high = (_integer_magnitude(extreme, offset) for extreme in (smallest, largest))
+        return Row(low, high, high, 0, 0, 0, None)
+    finite_abs_max = _float(largest, dtype)
+    has_inf = posinfs + neginfs > 0
+    if finite_abs_max < 0:
+        finite_abs_max, abs_min = math.nan, math.inf if has_inf else math.nan
+    else:
+        abs_min = _float(smallest, dtype)
+    abs_max = math.inf if has_inf else finite_abs_max
+    return Row(abs_min, abs_max, finite_abs_max, nans, posinfs, neginfs, None if first < 0 else first)
 
 
 def _counted(x: Tensor, magnitude: Tensor) -> Tensor:
@@ -184,7 +206,7 @@ def _float(bits: int, dtype: torch.dtype) -> float:
 
 
 def _integer_measure(x: Tensor) -> Tensor:
-    """As _measure. Magnitudes are kept negated, since -|x| fits where |x| does not; uint64 ones offset by 2**63."""
+    """For _row. Magnitudes are kept negated, since -|x| fits where |x| does not; uint64 ones offset by 2**63."""
     if x.dtype == torch.uint64:
         negated = x.view(torch.int64).bitwise_xor(_INT64_MIN).bitwise_not()
     elif x.dtype == torch.bool:
@@ -244,22 +266,26 @@ def _square_root(x: Tensor) -> Tensor:
     return torch.complex(x, torch.zeros_like(x)).sqrt().real if x.device.type == "cpu" else x.sqrt()
 
 
-def _merge(dtype: torch.dtype, repeat: int, parts: Sequence[_Part]) -> Row:
-    if not parts:
-        return Row(math.nan, math.nan, math.nan, 0, 0, 0, None)
-    smallest, largest, *counts, first_of_part = zip(*(part.measure for part in parts), strict=True)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        offset = _INT64_MIN if dtype == torch.uint64 else 0
-        low, high = (_integer_magnitude(extreme, offset) for extreme in (max(smallest), min(largest)))
-        return Row(low, high, high, 0, 0, 0, None)
-    nans, posinfs, neginfs = (repeat * sum(of_parts) for of_parts in counts)
-    finite = [(low, high) for low, high in zip(smallest, largest, strict=True) if _float(high, dtype) >= 0]
-    has_inf = posinfs + neginfs > 0
-    # The bits of floats that are not negative order as the floats do.
-    abs_min = _float(min(low for low, _ in finite), dtype) if finite else math.inf if has_inf else math.nan
-    finite_abs_max = _float(max(high for _, high in finite), dtype) if finite else math.nan
-    first = next((repeat * (p.start + i) for p, i in zip(parts, first_of_part, strict=True) if i >= 0), None)
-    return Row(abs_min, math.inf if has_inf else finite_abs_max, finite_abs_max, nans, posinfs, neginfs, first)
+def _merge(repeat: int, parts: Sequence[_Part]) -> Row:
+    rows = [part.found for part in parts if isinstance(part.found, Row)]
+    if len(rows) == 1 and rows[0].first_bad is None:
+        return rows[0]
+
+    def extreme(of: Callable[[Iterable[float | int]], float | int], values: Iterable[float | int]) -> float | int:
+        numbers = [value for value in values if value == value]
+        return of(numbers) if numbers else math.nan
+
+    bad = (part.start + row.first_bad for part, row in zip(parts, rows, strict=True) if row.first_bad is not None)
+    first = next(bad, None)
+    return Row(
+        extreme(min, (row.abs_min for row in rows)),
+        extreme(max, (row.abs_max for row in rows)),
+        extreme(max, (row.finite_abs_max for row in rows)),
+        repeat * sum(row.nan_count for row in rows),
+        repeat * sum(row.posinf_count for row in rows),
+        repeat * sum(row.neginf_count for row in rows),
+        None if first is None else repeat * first,
+    )
 
 
 def _integer_magnitude(negated: int, offset: int) -> int:
