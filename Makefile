@@ -10,6 +10,9 @@ PYTHON ?= python3
 TORCH ?= torch
 VENV ?= .venv
 PYTEST_ARGS ?=
+DEVICE ?= cpu
+MACHINE ?= $(DEVICE)-$(shell uname -n)
+RESULTS := benchmarks/results
 
 ENVIRONMENT := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(abspath $(VENV)))
 RUN := $(ENVIRONMENT)/bin/python
@@ -30,9 +33,13 @@ demo:
 	@$(INSTALL) ""
 	@$(RUN) -m overflowstat demo
 
+# Everything on this machine, and its tables in the README. Some 40 minutes on two cores.
 bench:
-	@$(INSTALL) ""
-	$(RUN) benchmarks/kernel.py
+	@$(INSTALL) bench
+	$(RUN) benchmarks/kernel.py --device $(DEVICE) --json $(RESULTS)/kernel-$(MACHINE).json
+	$(RUN) benchmarks/overhead.py --device $(DEVICE) --json $(RESULTS)/overhead-$(MACHINE).json \
+	    --plot $(RESULTS)/overhead-$(MACHINE).png
+	$(RUN) benchmarks/tables.py $(RESULTS)/kernel-$(MACHINE).json $(RESULTS)/overhead-$(MACHINE).json
 
 lint:
 	@$(INSTALL) test,dev

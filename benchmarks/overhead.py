@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cases import CASES, Case
 from measure import Ratio, Timing, interleaved, machine
-from models import CASES, Case
 from torch import Tensor, nn
 from transformers.debug_utils import DebugUnderflowOverflow as Reference
 
@@ -64,7 +64,7 @@ def training_step(model: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[[], 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 
     def run() -> None:
-        scalar(model(*inputs)).backward()
+        scalar(model(*inputs)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
 
