@@ -40,6 +40,7 @@ class DebugUnderflowOverflow:
         abort_after_batch_num: raise a ValueError when this batch has finished.
         recorder: "native", "torch", or "auto" for the first of the two that is usable.
         check: when numbers on a GPU are judged: "module", "batch" or "step", see `Monitor`.
+        reuse_unchanged: whether a tensor that is met again in a batch is shown as it was read, see `Monitor`.
 
     Attributes:
         frames: texts of the frames kept for the next report.
@@ -61,6 +62,7 @@ class DebugUnderflowOverflow:
         *,
         recorder: RecorderName = "auto",
         check: CheckName = "batch",
+        reuse_unchanged: bool | None = None,
     ) -> None:
         self._style = ReferenceStyle()
         self._monitor = Monitor(
@@ -70,6 +72,7 @@ class DebugUnderflowOverflow:
             abort_after_batch_num=abort_after_batch_num,
             recorder=recorder,
             check=check,
+            reuse_unchanged=reuse_unchanged,
             style=self._style,
         )
 
