@@ -114,7 +114,7 @@ py::dict counters(const FrameLog& log) {
   found["bytes_read"] = cost.bytes_read;
   found["bytes_reused"] = cost.bytes_reused;
   found["launches"] = cost.launches;
-  found["waits"] = cost.waits;
+  found["syncs"] = cost.waits;
   return found;
 }
 

@@ -167,7 +167,10 @@ void FrameLog::measure(UnreadList& list) {
 }
 
 void FrameLog::read_weights(uint64_t graph) {
-  if (weights_graph_ != graph) weights_.clear();
+  if (weights_graph_ != graph) {  // what is read in a graph has no numbers elsewhere
+    weights_.clear();
+    activations_.clear();
+  }
   has_weights_ = true;
   weights_graph_ = graph;
   UnreadList unread;

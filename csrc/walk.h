@@ -36,12 +36,17 @@ class Labels {
     return *path.items[i];
   }
 
-  // `name` is a str, kept so that its address stays its own.
+  // `name` is a str. That which is met first is known by its address, and kept so that it stays its own; there may be
+  // others of the same text, as many as a program makes.
   uint32_t of_weight(PyObject* name) {
-    const auto found = weights_.find(name);
-    if (found != weights_.end()) return found->second;
-    kept_.push_back(pybind11::reinterpret_borrow<pybind11::str>(name));
-    return weights_[name] = add(kept_.back());
+    const auto found = by_address_.find(name);
+    if (found != by_address_.end()) return found->second;
+    const auto [known, is_new] = by_text_.try_emplace(pybind11::handle(name).cast<std::string>(), 0);
+    if (is_new) {
+      known->second = by_address_[name] = add(known->first);
+      kept_.push_back(pybind11::reinterpret_borrow<pybind11::object>(name));
+    }
+    return known->second;
   }
 
   const std::string& text(uint32_t label) const { return texts_[label]; }
@@ -53,8 +58,9 @@ class Labels {
   }
 
   std::vector<std::string> texts_;
-  std::unordered_map<PyObject*, uint32_t> weights_;
-  std::vector<pybind11::str> kept_;
+  std::unordered_map<PyObject*, uint32_t> by_address_;
+  std::unordered_map<std::string, uint32_t> by_text_;
+  std::vector<pybind11::object> kept_;
   Path inputs_, outputs_;
 };
 

@@ -38,8 +38,8 @@ class Counters(NamedTuple):
     """Of tensors that were shown again without being read."""
     launches: int
     """Of kernels on GPUs; 0 where plain torch reads, which launches many."""
-    waits: int
-    """For numbers that were still on their way when they were asked for."""
+    syncs: int
+    """Waits for numbers that were still on their way from a GPU when they were asked for."""
 
 
 class CapturedCall(Protocol):
@@ -215,8 +215,9 @@ class PlainFrameLog:
         return known
 
     def _read_weights(self, graph: int | None) -> None:
-        if self._graph != graph:
+        if self._graph != graph:  # what is read in a graph has no numbers elsewhere
             self._weights.clear()
+            self._activations.clear()
         self._graph, self._has_weights = graph, True
         unread = {}
         for module in self._modules.values():

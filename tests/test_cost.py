@@ -63,7 +63,7 @@ def test_the_cost_of_a_forward_is_what_its_tensors_are(recorder_name: RecorderNa
     assert counters.bytes_read == FLOAT * (weights + activations)
     # Inputs of the second and third module; input and output of the root.
     assert counters.bytes_reused == FLOAT * (4 * 5 + 4 * 5 + 4 * 3 + 4 * 2)
-    assert (counters.launches, counters.waits) == (0, 0)
+    assert (counters.launches, counters.syncs) == (0, 0)
 
 
 def test_without_reuse_everything_that_is_shown_is_read(recorder_name: RecorderName) -> None:
@@ -204,6 +204,19 @@ def test_nothing_is_reused_where_collectives_could_write_unless_it_is_asked_for(
 
 
 # weights
+
+
+def test_names_of_weights_may_be_made_anew_each_time(recorder_name: RecorderName) -> None:
+    """As by what takes parameters out of a module and puts others in."""
+    linear = nn.Linear(2, 2, bias=False)
+    model = nn.Sequential(linear)
+    monitor = Monitor(model, recorder=recorder_name)
+    for number in range(100):
+        del linear._parameters["weight"]
+        name = "".join(["wei", "ght"])  # the same text in another object
+        linear._parameters[name] = nn.Parameter(torch.full((2, 2), float(number)))
+        model(torch.ones(1, 2))
+        assert extremes(monitor)[-2][0] == number and monitor.frames[-2].lines[0].label == "weight"
 
 
 def test_weights_on_change_are_read_when_they_have_changed(recorder_name: RecorderName) -> None:
