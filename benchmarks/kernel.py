@@ -59,7 +59,7 @@ def bytes_on(device: str, size: int) -> Tensor:
 def figures(readers: Readers, size: int, target: float | None, device: str, rounds: int) -> dict[str, Any]:
     """What one row of the JSON says, beside what was read."""
     calls = Comparison(interleaved(readers.calls, rounds, device), size, SINGLE_READS)
-    row = {"calls": calls.as_json(), "device": None, "target": None, "left_out": readers.left_out}
+    row = calls.as_json() | {"device": None, "target": None, "left_out": readers.left_out}
     if device == "cuda":
         launches = min(32, max(2, BURST_BYTES // size))
         alone = Comparison(on_device(readers.launches, rounds, launches), size, SINGLE_READS)
