@@ -84,8 +84,9 @@ struct FrameLog::CallTensors {
   c10::SmallVector<std::pair<PyObject*, size_t>, 2> elsewhere;
 };
 
-FrameLog::FrameLog(const std::vector<py::object>& modules, int64_t keep, py::object measure, py::object works_on)
-    : keep_(keep), measure_(std::move(measure)), works_on_(std::move(works_on)) {
+FrameLog::FrameLog(const std::vector<py::object>& modules, int64_t keep, py::object measure, py::object works_on,
+                   py::object items)
+    : keep_(keep), measure_(std::move(measure)), works_on_(std::move(works_on)), items_(std::move(items)) {
   const auto visit = [&](uint32_t, PyObject* value) {
     uses_cuda_ = uses_cuda_ || (THPVariable_Check(value) && THPVariable_Unpack(value).is_cuda());
   };
@@ -224,27 +225,42 @@ void FrameLog::read(CallTensors& tensors, uint64_t graph, Call& call) {
   cost_.tensors += elsewhere.size();
 }
 
-bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handle output) {
+bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handle kwargs, py::handle output) {
   const auto guard = lock();
   if (!is_watching_) return false;
   const auto call = std::make_shared<Call>(Call{batch_number_, module, false, is_told_, {}});
-  c10::SmallVector<std::pair<PyObject*, size_t>, 8> tensors;
+  // Held, since a structure may have made it for the walk.
+  c10::SmallVector<std::pair<py::object, size_t>, 8> tensors;
   const auto visit = [&](uint32_t label, PyObject* value) {
     if (THPVariable_Check(value)) {
-      tensors.emplace_back(value, call->lines.size());
+      tensors.emplace_back(py::reinterpret_borrow<py::object>(value), call->lines.size());
       uses_cuda_ = uses_cuda_ || THPVariable_Unpack(value).is_cuda();
     }
     call->lines.push_back({label, value == Py_None ? "None" : "not a tensor"});
   };
   walk_weights(object, labels_, visit);
   const size_t weights = call->lines.size();
-  walk(args.ptr(), labels_, labels_.inputs(), 1, visit);
-  walk(output.ptr(), labels_, labels_.outputs(), 2, visit);
+  if (items_.is_none()) {
+    open_tuples(args.ptr(), labels_, labels_.inputs(), 1, visit);
+    open_tuples(output.ptr(), labels_, labels_.outputs(), 2, visit);
+  } else {
+    const auto left_out = [&](uint32_t label, const char* word) { call->lines.push_back({label, word}); };
+    NestedWalk walk(labels_, items_, visit, left_out);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args.ptr()); ++i) {
+      walk.values(PyTuple_GET_ITEM(args.ptr(), i), labels_.item(labels_.inputs(), static_cast<size_t>(i)));
+    }
+    PyObject *name = nullptr, *value = nullptr;
+    for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs.ptr(), &at, &name, &value);) {
+      walk.tensors(value, labels_.item(labels_.inputs(), "[" + py::handle(name).cast<std::string>() + "]"));
+    }
+    walk.values(output.ptr(), labels_.outputs());
+  }
 
   const uint64_t graph = uses_cuda_ ? current_capture() : 0;
   if (!has_weights_ || weights_graph_ != graph) read_weights(graph);
   CallTensors unread;
-  for (const auto& [value, line] : tensors) {
+  for (const auto& [object, line] : tensors) {
+    PyObject* value = object.ptr();
     const at::Tensor& tensor = THPVariable_Unpack(value);
     std::shared_ptr<Measured> known;
     if (line < weights) {

@@ -57,15 +57,18 @@ struct Call {
 class FrameLog {
  public:
   // `keep` calls are kept when they have been judged, all if it is negative. measure(tensors, graph) gives a
-  // Measurement of those that cannot be read here, works_on(device) tells whether the extension can read there.
+  // Measurement of those that cannot be read here, works_on(device) tells whether the extension can read there, items
+  // is overflowstat.capture.items, or None to see only positional arguments and tuples.
   FrameLog(const std::vector<pybind11::object>& modules, int64_t keep, pybind11::object measure,
-           pybind11::object works_on);
+           pybind11::object works_on, pybind11::object items);
 
   void start_batch(int64_t number, bool keep_weights);
   void configure(bool is_watching, bool is_told, bool always_look, bool reuse);
   void forget_weights() { weights_.clear(); }
   // Returns whether next() or take_captured() has something.
-  bool call(size_t module, pybind11::handle object, pybind11::handle args, pybind11::handle output);
+  // `kwargs` may be null.
+  bool call(size_t module, pybind11::handle object, pybind11::handle args, pybind11::handle kwargs,
+            pybind11::handle output);
 
   std::shared_ptr<Call> next(bool wait);
   std::optional<std::pair<uint64_t, std::shared_ptr<Call>>> take_captured();
@@ -95,7 +98,7 @@ class FrameLog {
   std::recursive_mutex mutex_;
   std::vector<pybind11::weakref> modules_;
   const int64_t keep_;
-  const pybind11::object measure_, works_on_;
+  const pybind11::object measure_, works_on_, items_;
   std::vector<std::optional<bool>> works_on_cuda_;  // for each device, once it was asked for
 
   Labels labels_;

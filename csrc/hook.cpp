@@ -26,14 +26,16 @@ void for_each_object(Hook* hook, Visit visit) {
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t count, PyObject* names) {
   auto* hook = reinterpret_cast<Hook*>(self);
-  if (PyVectorcall_NARGS(count) != 3 || names != nullptr) {
-    PyErr_SetString(PyExc_TypeError, "a forward hook takes a module, its arguments and its output");
+  const Py_ssize_t given = PyVectorcall_NARGS(count);
+  if ((given != 3 && given != 4) || names != nullptr) {
+    PyErr_SetString(PyExc_TypeError,
+                    "a forward hook takes a module, its arguments, perhaps those by name, and its output");
     return nullptr;
   }
   try {
     if (args[0] != hook->module) {
       py::handle(hook->other)(py::handle(args[0]));
-    } else if (hook->log->call(hook->number, args[0], args[1], args[2])) {
+    } else if (hook->log->call(hook->number, args[0], args[1], given == 4 ? args[2] : nullptr, args[given - 1])) {
       py::handle(hook->look)();
     }
   } catch (py::error_already_set& error) {

@@ -9,8 +9,8 @@
 
 namespace overflowstat {
 
-// hook(module, args, output) calls log.call(number, module, args, output), and look() if that is true; for another
-// module than its own other(module). A copy of it, deep or pickled, is inert(). `log` is the Python object of a
+// hook(module, args, output) or hook(module, args, kwargs, output) calls log.call(), and look() if that is true; for
+// another module than its own other(module). A copy of it, deep or pickled, is inert(). `log` is the Python object of a
 // FrameLog.
 pybind11::object make_hook(pybind11::object log, size_t number, pybind11::object module, pybind11::object look,
                            pybind11::object other, pybind11::object inert);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -18,22 +19,30 @@ namespace overflowstat {
 // The names that values are shown under, as numbers: a text is made when a name is met for the first time.
 class Labels {
  public:
-  // `input[i]`, or `output`, `output[i]`, `output[i][j]`.
+  // A place in an input or output: `input[0]`, `output`, `output[1].keys[last]`.
   struct Path {
     uint32_t label;
-    std::vector<std::unique_ptr<Path>> items;
+    std::vector<std::unique_ptr<Path>> by_index;
+    std::unordered_map<std::string, std::unique_ptr<Path>> by_suffix;
   };
 
-  Labels() : inputs_{add("input"), {}}, outputs_{add("output"), {}} {}
+  Labels() : inputs_{add("input"), {}, {}}, outputs_{add("output"), {}, {}} {}
 
   Path& inputs() { return inputs_; }
   Path& outputs() { return outputs_; }
   Path& item(Path& path, size_t i) {
-    while (path.items.size() <= i) {
-      const std::string text = texts_[path.label] + "[" + std::to_string(path.items.size()) + "]";
-      path.items.push_back(std::make_unique<Path>(Path{add(text), {}}));
+    while (path.by_index.size() <= i) {
+      path.by_index.push_back(make(path, "[" + std::to_string(path.by_index.size()) + "]"));
     }
-    return *path.items[i];
+    return *path.by_index[i];
+  }
+  // Where keys are made anew in each call, those that are met later share a name, so that names do not grow without
+  // end.
+  Path& item(Path& path, const std::string& suffix) {
+    const bool full = path.by_suffix.size() >= kMostSuffixes && path.by_suffix.count(suffix) == 0;
+    std::unique_ptr<Path>& child = path.by_suffix[full ? "[...]" : suffix];
+    if (child == nullptr) child = make(path, full ? "[...]" : suffix);
+    return *child;
   }
 
   // `name` is a str. That which is met first is known by its address, and kept so that it stays its own; there may be
@@ -52,6 +61,11 @@ class Labels {
   const std::string& text(uint32_t label) const { return texts_[label]; }
 
  private:
+  static constexpr size_t kMostSuffixes = 1000;
+
+  std::unique_ptr<Path> make(const Path& parent, const std::string& suffix) {
+    return std::make_unique<Path>(Path{add(texts_[parent.label] + suffix), {}, {}});
+  }
   uint32_t add(std::string text) {
     texts_.push_back(std::move(text));
     return static_cast<uint32_t>(texts_.size() - 1);
@@ -66,15 +80,85 @@ class Labels {
 
 // Calls visit(label, value) for each value; tuples are opened to this depth, all else is one value.
 template <class Visit>
-void walk(PyObject* value, Labels& labels, Labels::Path& path, int depth, Visit& visit) {
+void open_tuples(PyObject* value, Labels& labels, Labels::Path& path, int depth, Visit& visit) {
   if (depth > 0 && PyTuple_Check(value)) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
-      walk(PyTuple_GET_ITEM(value, i), labels, labels.item(path, static_cast<size_t>(i)), depth - 1, visit);
+      open_tuples(PyTuple_GET_ITEM(value, i), labels, labels.item(path, static_cast<size_t>(i)), depth - 1, visit);
     }
   } else {
     visit(path.label, value);
   }
 }
+
+// What is inside of one input or output. Tuples, lists and what is no structure are known here, all else is left to
+// `items`, which is overflowstat.capture.items.
+template <class Visit, class LeftOut>
+class NestedWalk {
+ public:
+  NestedWalk(Labels& labels, pybind11::handle items, Visit& visit, LeftOut& left_out)
+      : labels_(labels), items_(items), visit_(visit), left_out_(left_out) {}
+
+  // The tensors; or the value itself if there is none.
+  void values(PyObject* value, Labels::Path& path) {
+    if (!tensors(value, path)) visit_(path.label, value);
+  }
+  // Returns whether there is any, or something was left out.
+  bool tensors(PyObject* value, Labels::Path& path) {
+    left_ = kMostValues;
+    found_ = false;
+    walk(value, path, 0);
+    return found_;
+  }
+
+ private:
+  // As overflowstat/capture.py has them.
+  static constexpr int kDeepest = 8, kMostValues = 1000;
+
+  void walk(PyObject* value, Labels::Path& path, int depth) {
+    if (THPVariable_Check(value)) {
+      found_ = true;
+      visit_(path.label, value);
+    } else if (value == Py_None || PyLong_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value)) {
+      return;
+    } else if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
+      if (PySequence_Fast_GET_SIZE(value) > 0 && is_too_deep(path, depth)) return;
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+        if (!enter(PySequence_Fast_GET_ITEM(value, i), labels_.item(path, static_cast<size_t>(i)), depth)) return;
+      }
+    } else {
+      const pybind11::object inside = items_(pybind11::handle(value));
+      if (inside.is_none() || pybind11::len(inside) == 0 || is_too_deep(path, depth)) return;
+      for (const pybind11::handle item : inside) {
+        const auto [suffix, child] = item.cast<std::pair<std::string, pybind11::object>>();
+        if (!enter(child.ptr(), labels_.item(path, suffix), depth)) return;
+      }
+    }
+  }
+  bool is_too_deep(Labels::Path& path, int depth) {
+    if (depth < kDeepest) return false;
+    found_ = true;
+    left_out_(path.label, "too deep");
+    return true;
+  }
+  // False where no more is to be looked at.
+  bool enter(PyObject* item, Labels::Path& path, int depth) {
+    if (left_ == 0) return false;
+    if (--left_ == 0) {
+      found_ = true;
+      left_out_(path.label, "too many");
+      return false;
+    }
+    walk(item, path, depth + 1);
+    return true;
+  }
+
+  Labels& labels_;
+  const pybind11::handle items_;
+  Visit& visit_;
+  LeftOut& left_out_;
+  int left_ = 0;
+  bool found_ = false;
+};
 
 // The same for the parameters of a module, each once and its children's not among them. Borrowed: what visit() keeps
 // is only there as long as the module has it.

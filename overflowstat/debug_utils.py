@@ -41,6 +41,7 @@ class DebugUnderflowOverflow:
         recorder: "native", "torch", or "auto" for the first of the two that is usable.
         check: when numbers on a GPU are judged: "module", "batch" or "step", see `Monitor`.
         reuse_unchanged: whether a tensor that is met again in a batch is shown as it was read, see `Monitor`.
+        nested: also see keyword inputs and what is inside of structures, which the original does not.
 
     Attributes:
         frames: texts of the frames kept for the next report.
@@ -63,6 +64,7 @@ class DebugUnderflowOverflow:
         recorder: RecorderName = "auto",
         check: CheckName = "batch",
         reuse_unchanged: bool | None = None,
+        nested: bool = False,
     ) -> None:
         self._style = ReferenceStyle()
         self._monitor = Monitor(
@@ -73,6 +75,7 @@ class DebugUnderflowOverflow:
             recorder=recorder,
             check=check,
             reuse_unchanged=reuse_unchanged,
+            nested=nested,
             style=self._style,
         )
 

@@ -73,7 +73,7 @@ class FrameLog(Protocol):
         """All of them may have changed."""
         ...
 
-    def call(self, number: int, module: nn.Module, args: object, output: object) -> bool:
+    def call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
         """Keep a call of the module of this number, and read now what it shows.
 
         True if there is something to look at: `next` has a frame, or `take_captured` a call.
@@ -81,7 +81,7 @@ class FrameLog(Protocol):
         ...
 
     def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
-        """A forward hook for a module that does `call`, and then look() if that is true."""
+        """A forward hook for a module, with its keyword inputs, that does `call`, and then look() if that is true."""
         ...
 
     def next(self, wait: bool) -> Frame | None:
@@ -128,8 +128,9 @@ class PlainFrameLog:
     Python.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], recorder: Recorder, keep: int | None) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], recorder: Recorder, keep: int | None, nested: bool) -> None:
         self._modules = dict(modules)
+        self._nested = nested
         self._names = list(modules)
         self._recorder = recorder
         self._lock = threading.RLock()
@@ -162,18 +163,18 @@ class PlainFrameLog:
     def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
         return ForwardHook(number, module, self.call, look)
 
-    def call(self, number: int, module: nn.Module, args: object, output: object) -> bool:
+    def call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
         with self._lock:
-            return self._is_watching and self._call(number, module, args, output)
+            return self._is_watching and self._call(number, module, args, kwargs, output)
 
-    def _call(self, number: int, module: nn.Module, args: object, output: object) -> bool:
+    def _call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
         graph = self._recorder.capture()
         if not self._has_weights or self._graph != graph:
             self._read_weights(graph)
         lines: list[tuple[str, Place | TensorStats | str]] = []
         unread: dict[int, tuple[Tensor, list[int]]] = {}  # by the tensor's id, with the lines that show it
         weights = [(label, value, self._weights.find(value)) for label, value in capture.weights(module)]
-        values = [*capture.inputs(args), *capture.outputs(output)]
+        values = [*capture.inputs(args, kwargs, self._nested), *capture.outputs(output, self._nested)]
         for label, value, known in [*weights, *((label, value, self._find(value)) for label, value in values)]:
             if not isinstance(value, Tensor):
                 lines.append((label, capture.stand_in(value)))
@@ -290,7 +291,9 @@ class NativeFrameLog:
     Cost of a call: under a microsecond, and the reading of tensors that have not been read yet.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], recorder: NativeRecorder, keep: int | None) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], recorder: NativeRecorder, keep: int | None, nested: bool
+    ) -> None:
         self._modules = list(modules.items())
         self._make_hook = recorder.extension.make_hook
         self._log = recorder.extension.FrameLog(
@@ -298,14 +301,15 @@ class NativeFrameLog:
             keep=-1 if keep is None else keep,
             measure=functools.partial(measure, recorder),
             works_on=recorder.works_on,
+            items=capture.items if nested else None,
         )
 
     def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
         hook: Callable[..., None] = self._make_hook(self._log, number, module, look, refuse_replica, inert_hook)
         return hook
 
-    def call(self, number: int, module: nn.Module, args: object, output: object) -> bool:
-        return bool(self._log.call(number, module, args, output))
+    def call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
+        return bool(self._log.call(number, module, args, kwargs, output))
 
     def start_batch(self, number: int, keep_weights: bool) -> None:
         self._log.start_batch(number, keep_weights)
@@ -365,14 +369,15 @@ def _content(content: Any) -> TensorStats | str:
     return measured_content(row if isinstance(row, str) else Row._make(row), (sizes, strides, dtype))
 
 
-def make_frame_log(modules: Mapping[str, nn.Module], recorder: Recorder, keep: int | None) -> FrameLog:
+def make_frame_log(modules: Mapping[str, nn.Module], recorder: Recorder, keep: int | None, nested: bool) -> FrameLog:
     """The one that goes with a recorder.
 
     Args:
         modules: those to watch, by their names, of which the place in this mapping is the number.
         recorder: what reads tensors.
         keep: how many judged calls to keep; None for all.
+        nested: whether keyword inputs are seen, and what is inside of lists, dicts and other structures.
     """
     if isinstance(recorder, NativeRecorder):
-        return NativeFrameLog(modules, recorder, keep)
-    return PlainFrameLog(modules, recorder, keep)
+        return NativeFrameLog(modules, recorder, keep, nested)
+    return PlainFrameLog(modules, recorder, keep, nested)

@@ -1,7 +1,7 @@
 """The hooks that a monitor puts on modules, and what they do on copies of these modules."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 from torch import nn
@@ -17,8 +17,9 @@ __all__ = [
     "refuse_replica",
 ]
 
-Record = Callable[[int, nn.Module, object, object], bool]
-"""(number of a module, module, args, output) -> whether there is something to look at"""
+Kwargs = Mapping[str, object]
+Record = Callable[[int, nn.Module, object, Kwargs, object], bool]
+"""(number of a module, module, args, kwargs, output) -> whether there is something to look at"""
 
 
 class _Hook:
@@ -30,7 +31,7 @@ class _Hook:
 
 
 class ForwardHook(_Hook):
-    """After each forward of one module: record(number, module, args, output), and look() if that is true.
+    """After each forward of one module: record(number, module, args, kwargs, output), and look() if that is true.
 
     csrc/hook.cpp does the same.
     """
@@ -47,23 +48,23 @@ class ForwardHook(_Hook):
         self._record = record
         self._look = look
 
-    def __call__(self, module: nn.Module, args: object, output: object) -> None:
+    def __call__(self, module: nn.Module, args: object, kwargs: Kwargs, output: object) -> None:
         if module is not self._module:
             refuse_replica(module)
-        elif self._record(self._number, module, args, output):
+        elif self._record(self._number, module, args, kwargs, output):
             self._look()
 
 
 class RootHook(_Hook):
-    """Calls callback(root, args, output) after each forward of the root module."""
+    """Calls callback(root, args, kwargs, output) after each forward of the root module."""
 
-    def __init__(self, root: nn.Module, callback: Callable[[nn.Module, object, object], None]) -> None:
+    def __init__(self, root: nn.Module, callback: Callable[[nn.Module, object, Kwargs, object], None]) -> None:
         self._root = root
         self._callback = callback
 
-    def __call__(self, module: nn.Module, args: object, output: object) -> None:
+    def __call__(self, module: nn.Module, args: object, kwargs: Kwargs, output: object) -> None:
         if module is self._root:
-            self._callback(module, args, output)
+            self._callback(module, args, kwargs, output)
         else:
             refuse_replica(module)
 

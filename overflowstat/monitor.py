@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NoReturn, get_args
 
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
 from .validation import (
     check_batch_numbers,
+    check_bool,
     check_methods,
     check_model,
     check_one_of,
@@ -41,8 +42,8 @@ WEIGHTS = get_args(WeightsName)
 class Monitor:
     """Watches the numbers of a model and raises where they first go bad.
 
-    After every module call the monitor reads the module's parameters, positional inputs and outputs, and keeps what it
-    read as a `Frame`. The first frame that holds a NaN or an infinity ends the forward with `NonFiniteError`, after the
+    After every module call the monitor reads the module's parameters, inputs and outputs, and keeps what it read as a
+    `Frame`. The first frame that holds a NaN or an infinity ends the forward with `NonFiniteError`, after the
     last frames have been printed.
 
         >>> monitor = Monitor(model)  # watches until monitor.remove()
@@ -57,8 +58,6 @@ class Monitor:
 
     A forward that is captured into a CUDA graph is watched in each replay: `check()` then judges the last one since it
     was called before, and counts all of them as batches. Call it on the stream that replays. Needs the extension.
-
-    Not seen: keyword inputs, and tensors inside of lists, dicts and other structures than tuples.
 
     Cost: one pass over every tensor that is shown and was not read before in the batch (`reuse_unchanged`); on CUDA one
     launch a module call and at most one wait a batch (`check`). All parameters are read together at the first call of a
@@ -82,6 +81,9 @@ class Monitor:
         weights: "forward": read once a batch. "on_change": only those whose version or storage has changed, and all
             after an optimizer step; for generation, where weights would be most of what is read.
         every_n: watch one batch in so many, and those that are traced.
+        nested: see keyword inputs, as `input[name]`, and what is inside of lists, dicts, dataclasses, `ModelOutput`,
+            caches of keys and values, and other structures that torch knows: `output[logits]`, `output.field`,
+            `input[past].layers[3].keys`. A thousand values of each, eight levels deep; a line says what was left out.
         style: how things are worded.
         sinks: where frames and reports go; by default they are printed. One that has an attribute `every_frame` which
             is true is given all frames, others those that are traced or bad.
@@ -105,6 +107,7 @@ class Monitor:
         reuse_unchanged: bool | None = None,
         weights: WeightsName = "forward",
         every_n: int = 1,
+        nested: bool = True,
         style: Style | None = None,
         sinks: Sequence[Sink] | None = None,
     ) -> None:
@@ -142,7 +145,7 @@ class Monitor:
         if isinstance(recorder, NativeRecorder):
             weights_of = (weight for module in self._modules.values() for _, weight in capture.weights(module))
             recorder.prepare({weight.device for weight in weights_of})
-        self._log = make_frame_log(self._modules, recorder, self._keep)
+        self._log = make_frame_log(self._modules, recorder, self._keep, check_bool("nested", nested))
         self._start_batch()
         self._handles: list[RemovableHandle] = []
         self.enable()
@@ -185,10 +188,10 @@ class Monitor:
             # The root's hook is also called when its forward raises: that batch has ended too.
             if module is self.model:
                 root_hook = RootHook(module, self._after_root)
-                self._handles.append(module.register_forward_hook(root_hook, always_call=True))
+                self._handles.append(module.register_forward_hook(root_hook, with_kwargs=True, always_call=True))
             else:
                 hook = self._log.hook(number, module, self._after_module)
-                self._handles.append(module.register_forward_hook(hook))
+                self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
         if self._check == "step":
             self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.check()))
         if self._weights == "on_change":
@@ -259,7 +262,7 @@ class Monitor:
                 self._settle(wait=True)
             calls.append(sys.exc_info()[1])
 
-    def _after_root(self, root: nn.Module, args: object, output: object) -> None:
+    def _after_root(self, root: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:
         with self._lock:
             # Called because the forward raised, then in the handling of that exception; or else as any other hook.
             # There is no call to end where this monitor was attached during it, or where _before_root raised.
@@ -270,7 +273,7 @@ class Monitor:
                     self._leave_root()
                     self._end_batch()
                 return
-            self._log.call(0, root, args, output)
+            self._log.call(0, root, args, kwargs, output)
             captured = self._take_captured()
             traced = self._is_traced
             self._leave_root()

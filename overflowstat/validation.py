@@ -51,10 +51,14 @@ def check_positive(name: str, value: object) -> int:
     return number
 
 
-def check_optional_bool(name: str, value: object) -> bool | None:
-    if value is not None and not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r}: must be True, False or None, not {type(value).__name__}")
+def check_bool(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: must be True or False, not {type(value).__name__}")
     return value
+
+
+def check_optional_bool(name: str, value: object) -> bool | None:
+    return None if value is None else check_bool(name, value)
 
 
 def check_batch_numbers(name: str, value: object) -> Collection[int]:
