@@ -92,6 +92,12 @@ class Lack:
     usable: bool = False
 
 
+def architectures() -> tuple[str, ...]:
+    """The GPUs that the extension was built for, in the notation of TORCH_CUDA_ARCH_LIST."""
+    record = BuildRecord.load(PACKAGE)
+    return () if record is None else tuple(record.arch_list)
+
+
 def what_is_lacking(record: BuildRecord | None, torch_version: str, torch_gpu: str | None) -> Lack | None:
     """Compare what was built with the torch that runs; None when the extension fits and could not be more.
 

@@ -127,9 +127,10 @@ class NativeRecorder:
             problem = self._first_problem(device)
             self._works_on[device] = problem is None
             if problem is not None:
+                built_for = f", built for {';'.join(native.architectures())}," if device.type == "cuda" else ""
                 warn_user(
-                    f"the C++ extension does not work on {_name(device)}, whose tensors are read by plain torch "
-                    f"operations, slower: {problem}. What it was built for: python -m overflowstat env"
+                    f"the C++ extension{built_for} does not work on {_name(device)}, whose tensors are read by plain "
+                    f"torch operations, slower: {problem}. What to do: python -m overflowstat env"
                 )
         return self._works_on[device]
 

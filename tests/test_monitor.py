@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from overflowstat import BatchLimitReached, Monitor, NonFiniteError, TensorStats, detect_overflow, tensor_stats
+from overflowstat import BatchLimitReached, Monitor, NonFiniteError, TensorStats, detect_overflow, native, tensor_stats
 from overflowstat.debug_utils import get_abs_min_max
 from overflowstat.frames import Frame
 from overflowstat.recorder import NativeRecorder, Reading, RecorderName, make_recorder
@@ -258,6 +258,23 @@ def test_an_extension_that_does_not_work_is_replaced_with_a_warning() -> None:
     assert [s.nan_count for s in stats] == [1, 1]
     (warning,) = caught
     assert re.search("does not work on cpu.*plain torch.*no kernel image", str(warning.message))
+
+
+def test_the_warning_names_the_architecture_that_is_there_and_those_that_were_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "architectures", lambda: ("8.0", "9.0+PTX"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+    recorder = NativeRecorder(Broken())
+    monkeypatch.setattr(recorder, "_first_problem", lambda device: "no kernel image")
+    with pytest.warns(UserWarning) as caught:
+        for _ in range(2):
+            assert not recorder.works_on(torch.device("cuda", 0))
+    (warning,) = caught
+    assert re.search(
+        r"built for 8\.0;9\.0\+PTX, does not work on cuda:0 \(Tesla V100, architecture 7\.0\)", str(warning.message)
+    )
 
 
 def test_a_recorder_that_fails_later_is_no_secret(recorder_name: RecorderName) -> None:
