@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from overflowstat import BatchLimitReached, Monitor, NonFiniteError, TensorStats, detect_overflow, native, tensor_stats
 from overflowstat.debug_utils import get_abs_min_max
+from overflowstat.errors import MonitorWarning
 from overflowstat.frames import Frame
 from overflowstat.recorder import NativeRecorder, Reading, RecorderName, make_recorder
 from overflowstat.report import Report
@@ -268,9 +269,9 @@ def test_the_warning_names_the_architecture_that_is_there_and_those_that_were_bu
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
     recorder = NativeRecorder(Broken())
     monkeypatch.setattr(recorder, "_first_problem", lambda device: "no kernel image")
-    with pytest.warns(UserWarning) as caught:
-        for _ in range(2):
-            assert not recorder.works_on(torch.device("cuda", 0))
+    with pytest.warns(MonitorWarning, match="does not work on") as caught:
+        works = [recorder.works_on(torch.device("cuda", 0)) for _ in range(2)]
+    assert works == [False, False]
     (warning,) = caught
     assert re.search(
         r"built for 8\.0;9\.0\+PTX, does not work on cuda:0 \(Tesla V100, architecture 7\.0\)", str(warning.message)
