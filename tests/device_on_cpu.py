@@ -135,13 +135,41 @@ def place(tensor: torch.Tensor, offset: int) -> Placed:
     return Placed(tensor, address, buffer)
 
 
-class DeviceOnCpu:
-    """The launcher and kernels, on a device of `multiprocessors`, each of which runs one block."""
+class RowDecoder:
+    """What the rows of a library are worth that has tests/cuda_on_cpu/decoding.h."""
 
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
         self.library.key_value.restype = ctypes.c_double
         self.library.key_value.argtypes = [ctypes.c_uint32, ctypes.c_uint64]
+
+    def values(self, tensor: torch.Tensor, row: Row, repeat: int = 1) -> ExpectedRow:
+        """What a row says of a tensor that shows each of the row's elements `repeat` times."""
+        number = FORMATS[tensor.dtype]
+        is_integer = not tensor.is_floating_point() and not tensor.is_complex()
+
+        def magnitude(key: int) -> int | float:
+            return key if is_integer else float(self.library.key_value(number, key))
+
+        has_magnitude = self.library.row_has_magnitude(number, ctypes.byref(row))
+        has_finite = self.library.row_has_finite(number, ctypes.byref(row))
+        finite_abs_max = magnitude(row.finite_abs_max) if has_finite else math.nan
+        return ExpectedRow(
+            abs_min=magnitude(row.abs_min) if has_magnitude else math.nan,
+            abs_max=math.inf if row.posinf_count + row.neginf_count else finite_abs_max,
+            finite_abs_max=finite_abs_max,
+            nan_count=row.nan_count * repeat,
+            posinf_count=row.posinf_count * repeat,
+            neginf_count=row.neginf_count * repeat,
+            first_bad=None if row.first_bad == 2**64 - 1 else coordinates(tensor, row.first_bad),
+            numel=row.numel * repeat,
+        )
+
+class DeviceOnCpu(RowDecoder):
+    """The launcher and kernels, on a device of `multiprocessors`, each of which runs one block."""
+
+    def __init__(self, library: Path) -> None:
+        super().__init__(library)
         self.library.bytes_per_element.restype = ctypes.c_int64
         self.library.count_chunks.restype = ctypes.c_uint64
         self.library.count_chunks.argtypes = [ctypes.c_uint32, ctypes.c_uint64]
@@ -201,28 +229,6 @@ class DeviceOnCpu:
         )
         assert error == 0, f"launch_strided: {error}"
         return self.values(tensor, row, repeat.value)
-
-    def values(self, tensor: torch.Tensor, row: Row, repeat: int = 1) -> ExpectedRow:
-        """What a row says of a tensor that shows each of the row's elements `repeat` times."""
-        number = FORMATS[tensor.dtype]
-        is_integer = not tensor.is_floating_point() and not tensor.is_complex()
-
-        def magnitude(key: int) -> int | float:
-            return key if is_integer else float(self.library.key_value(number, key))
-
-        has_magnitude = self.library.row_has_magnitude(number, ctypes.byref(row))
-        has_finite = self.library.row_has_finite(number, ctypes.byref(row))
-        finite_abs_max = magnitude(row.finite_abs_max) if has_finite else math.nan
-        return ExpectedRow(
-            abs_min=magnitude(row.abs_min) if has_magnitude else math.nan,
-            abs_max=math.inf if row.posinf_count + row.neginf_count else finite_abs_max,
-            finite_abs_max=finite_abs_max,
-            nan_count=row.nan_count * repeat,
-            posinf_count=row.posinf_count * repeat,
-            neginf_count=row.neginf_count * repeat,
-            first_bad=None if row.first_bad == 2**64 - 1 else coordinates(tensor, row.first_bad),
-            numel=row.numel * repeat,
-        )
 
 
 def same(a: ExpectedRow, b: ExpectedRow) -> bool:

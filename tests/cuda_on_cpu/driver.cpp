@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/reduce.cu"
+#include "decoding.h"
 #include "layout.h"
 
 using overflowstat::Format;
@@ -144,21 +145,6 @@ int not_ready() { return overflowstat::cuda::kNotReady; }
 unsigned get_last_grid() { return cuda_on_cpu::last_grid; }
 
 int64_t bytes_per_element(uint32_t format) { return overflowstat::element_size(static_cast<Format>(format)); }
-
-double key_value(uint32_t format, uint64_t key) {
-  return overflowstat::with_format(static_cast<Format>(format), [=](auto f) {
-    using F = decltype(f);
-    return F::value(static_cast<typename F::Key>(key));
-  });
-}
-int row_has_finite(uint32_t format, const StatsRow* row) {
-  return overflowstat::with_format(static_cast<Format>(format),
-                                   [=](auto f) { return overflowstat::has_finite<decltype(f)>(*row); });
-}
-int row_has_magnitude(uint32_t format, const StatsRow* row) {
-  return overflowstat::with_format(static_cast<Format>(format),
-                                   [=](auto f) { return overflowstat::has_magnitude<decltype(f)>(*row); });
-}
 
 // Chunks of a list of one tensor; nothing is read.
 uint64_t count_chunks(uint32_t format, uint64_t numel) {
