@@ -96,7 +96,7 @@ std::shared_ptr<Reading> record(std::vector<Readable> tensors) {
       const auto& [memory, device, negated] = tensors[i];
       sources.push_back({memory.data, device.index(), memory.format, &memory.layout, i});
     }
-    cuda::launch(sources, *reading);
+    cuda::recorder().launch(sources, *reading);
   }
 #endif
   return reading;

@@ -12,11 +12,11 @@
 #include <utility>
 
 #include "../reading.h"
-#include "stream.h"
 
 namespace overflowstat::cuda {
 namespace {
 
+constexpr int kStreamsTried = 64;   // torch has 32 of a kind
 constexpr size_t kSlabRows = 1024;  // 64 KiB: pinned memory is dear by the piece
 
 // What a graph owns is left here when it goes, since CUDA tells so in a thread that must not use CUDA.
@@ -48,16 +48,23 @@ std::unique_ptr<PinnedRows> make_slab(size_t count) {
   return std::make_unique<PinnedRows>(std::max(kSlabRows, count));
 }
 
+// One that is not captured, since torch deals the same out in turn to everybody.
+c10::cuda::CUDAStream stream_aside(c10::DeviceIndex device) {
+  CaptureState state{};
+  for (int tries = 0; tries < kStreamsTried; ++tries) {
+    const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device);
+    state = capture_state(stream);
+    if (state.error == 0 && !state.capture) return stream;
+  }
+  check(state.error, "preparing a launch");
+  throw std::runtime_error("every stream is captured into a CUDA graph");
+}
+
 // What is made here is made now and once, not whenever the graph is replayed; waits for it.
 template <class Make>
 at::Tensor outside_of_the_capture(at::Device device, Make make) {
   const c10::cuda::CUDAStreamCaptureModeGuard allowed_anywhere(cudaStreamCaptureModeRelaxed);
-  const auto next_stream = [&] { return c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index()); };
-  c10::cuda::CUDAStream aside = next_stream();
-  for (int tries = 0; capture_of(aside); ++tries) {  // torch deals the same streams out in turn to everybody
-    if (tries == 64) throw std::runtime_error("every stream is captured into a CUDA graph");
-    aside = next_stream();
-  }
+  const c10::cuda::CUDAStream aside = stream_aside(device.index());
   const c10::cuda::CUDAStreamGuard guard(aside);
   at::Tensor made = make();
   const Wait wait = wait_until([] { return false; }, poll_of(aside), kLongestWait);
@@ -121,7 +128,7 @@ std::shared_ptr<StampedRow> GraphMemory::rows(size_t count) {
 }
 
 void* GraphMemory::workspace(size_t tensors, const c10::cuda::CUDAStream& stream) {
-  at::Tensor& workspace = workspaces_[stream.id()];
+  at::Tensor& workspace = workspaces_[key_of(stream)];
   if (!workspace.defined() || static_cast<size_t>(workspace.numel()) < workspace_bytes(tensors)) {
     if (workspace.defined()) kept_.push_back(workspace);
     workspace = outside_of_the_capture(

@@ -13,6 +13,7 @@
 #include "../stats_row.h"
 #include "memory.h"
 #include "reduce.h"
+#include "stream.h"
 
 namespace overflowstat::cuda {
 
@@ -41,7 +42,7 @@ class GraphMemory : public std::enable_shared_from_this<GraphMemory> {
 
   std::vector<std::unique_ptr<PinnedRows>> slabs_;
   size_t used_of_last_slab_ = 0;
-  std::map<c10::StreamId, at::Tensor> workspaces_;
+  std::map<StreamKey, at::Tensor> workspaces_;
   std::vector<at::Tensor> kept_;  // tables, and workspaces that a later launch outgrew
   const std::shared_ptr<std::atomic<bool>> graph_is_gone_ = std::make_shared<std::atomic<bool>>(false);
 };

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
-#include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -20,11 +19,13 @@ namespace {
 }
 
 template <class Make>
-at::Tensor on_device(size_t bytes, const std::string& what, Make make) {
+at::Tensor allocated(const char* kind, size_t bytes, const std::string& what, Make make) {
+  // torch asks CUDA for memory and about events without it, which ends a capture that another thread is in.
+  const c10::cuda::CUDAStreamCaptureModeGuard allowed_anywhere(cudaStreamCaptureModeRelaxed);
   try {
     return make(static_cast<int64_t>(bytes));
   } catch (const c10::Error& error) {
-    throw_no_memory("device", bytes, what, error.what_without_backtrace());
+    throw_no_memory(kind, bytes, what, words(error));
   }
 }
 
@@ -33,6 +34,11 @@ at::TensorOptions bytes_on(at::Device device) { return at::TensorOptions().dtype
 }  // namespace
 
 std::string words(Error error) { return std::string(error_name(error)) + " (" + error_text(error) + ")"; }
+
+std::string words(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.substr(0, text.find('\n'));
+}
 
 void check(Error error, const char* doing) {
   if (error != 0) throw std::runtime_error(std::string("CUDA error while ") + doing + ": " + words(error));
@@ -54,20 +60,21 @@ PinnedRows::PinnedRows(size_t count) : count_(count) {
 PinnedRows::~PinnedRows() { cudaFreeHost(data_); }
 
 at::Tensor make_workspace(size_t tensors, at::Device device) {
-  return on_device(workspace_bytes(tensors), "the rows of " + std::to_string(tensors) + " tensors",
+  return allocated("device", workspace_bytes(tensors), "the rows of " + std::to_string(tensors) + " tensors",
                    [&](int64_t bytes) { return at::zeros({bytes}, bytes_on(device)); });
 }
 
 at::Tensor make_table(const std::vector<DenseTensor>& list, at::Device device) {
-  return on_device(
-      list.size() * sizeof(DenseTensor), "a table of " + std::to_string(list.size()) + " tensors", [&](int64_t bytes) {
-        // torch keeps pinned memory until what was copied from it has arrived.
-        const at::Tensor source = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
-        memcpy(source.data_ptr(), list.data(), static_cast<size_t>(bytes));
-        at::Tensor table = at::empty({bytes}, bytes_on(device));
-        table.copy_(source, /*non_blocking=*/true);
-        return table;
-      });
+  const size_t bytes = list.size() * sizeof(DenseTensor);
+  const std::string what = "a table of " + std::to_string(list.size()) + " tensors";
+  // torch keeps pinned memory until what was copied from it has arrived.
+  const at::Tensor source = allocated("pinned", bytes, what, [](int64_t n) {
+    return at::empty({n}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+  });
+  memcpy(source.data_ptr(), list.data(), bytes);
+  at::Tensor table = allocated("device", bytes, what, [&](int64_t n) { return at::empty({n}, bytes_on(device)); });
+  table.copy_(source, /*non_blocking=*/true);
+  return table;
 }
 
 void* StreamMemory::workspace(size_t tensors, const c10::cuda::CUDAStream& stream) {

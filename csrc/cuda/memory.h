@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
 
 #include <cstddef>
 #include <string>
@@ -16,6 +17,8 @@ namespace overflowstat::cuda {
 
 // An error of CUDA as people and search engines know it.
 std::string words(Error error);
+// One of torch's, without the advice that follows on further lines.
+std::string words(const c10::Error& error);
 // Throws std::runtime_error unless it is a success.
 void check(Error error, const char* doing);
 

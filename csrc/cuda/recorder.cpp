@@ -6,47 +6,13 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "graph.h"
-#include "memory.h"
 #include "reduce.h"
-#include "stream.h"
 
 namespace overflowstat::cuda {
 namespace {
-
-// 1 MiB of pinned memory: some thousand module calls that nobody has looked at yet.
-constexpr size_t kRingRows = 16384;
-
-struct PinnedRing {
-  explicit PinnedRing(size_t capacity) : memory(capacity), ring(memory.data(), capacity, kLongestWait) {}
-
-  PinnedRows memory;
-  Ring ring;
-};
-
-struct State {
-  std::mutex mutex;
-  std::unique_ptr<PinnedRing> ring;
-  std::map<std::pair<c10::DeviceIndex, c10::StreamId>, StreamMemory> streams;
-};
-
-State& state() {
-  static State& state = *new State;  // not destroyed, since CUDA may be gone before static destructors run
-  return state;
-}
-
-Ring& ring_for(size_t rows) {
-  if (!state().ring || rows > state().ring->ring.capacity()) {
-    auto larger = std::make_unique<PinnedRing>(std::max(kRingRows, 2 * rows));
-    // An outgrown ring lives as long as the frames that are in it, which nobody can tell: it is left to them.
-    state().ring.release();
-    state().ring = std::move(larger);
-  }
-  return state().ring->ring;
-}
 
 StridedTensor strided_descriptor(const Source& source) {
   StridedTensor tensor{};
@@ -91,12 +57,22 @@ uint64_t launch_on(const c10::cuda::CUDAStream& stream, const std::vector<const 
 
 }  // namespace
 
-void launch(const std::vector<Source>& sources, Reading& reading) {
+Ring& Recorder::ring_for(size_t rows) {
+  if (!ring_ || rows > ring_->ring.capacity()) {
+    auto larger = std::make_unique<PinnedRing>(std::max(rows_, 2 * rows), limit_);
+    // An outgrown ring lives as long as the frames that are in it, which nobody can tell: it is left to them.
+    ring_.release();
+    ring_ = std::move(larger);
+  }
+  return ring_->ring;
+}
+
+void Recorder::launch(const std::vector<Source>& sources, Reading& reading) {
   std::map<c10::DeviceIndex, std::vector<const Source*>> by_device;
   for (const Source& source : sources) by_device[source.device].push_back(&source);
 
   // Held over the launches, so that frames are launched in the order in which they were begun.
-  const std::lock_guard<std::mutex> lock(state().mutex);
+  const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& [device, list] : by_device) {
     const c10::cuda::CUDAGuard guard(device);
     std::stable_partition(list.begin(), list.end(), [](const Source* s) { return s->layout->is_dense(); });
@@ -113,21 +89,26 @@ void launch(const std::vector<Source>& sources, Reading& reading) {
       continue;
     }
     const std::shared_ptr<Frame> frame = ring_for(list.size()).begin(list.size(), poll_of(stream));
-    const std::pair key(stream.device_index(), stream.id());
+    const StreamKey key = key_of(stream);
     uint64_t launches = 0;
     try {
-      launches = launch_on(stream, list, state().streams[key], frame->rows(), frame->stamp());
+      launches = launch_on(stream, list, streams_[key], frame->rows(), frame->stamp());
     } catch (...) {
-      state().streams.erase(key);  // a workspace left half done is of no use
+      streams_.erase(key);  // a workspace left half done is of no use
       throw;
     }
     reading.add(frame, std::move(entries), launches);
   }
 }
 
+Recorder& recorder() {
+  static Recorder& recorder = *new Recorder;  // not destroyed, since CUDA may be gone before static destructors run
+  return recorder;
+}
+
 uint64_t current_capture() {
-  const auto capture = capture_of(c10::cuda::getCurrentCUDAStream());
-  return capture ? capture->id : 0;
+  const CaptureState state = capture_state(c10::cuda::getCurrentCUDAStream());
+  return state.capture ? state.capture->id : 0;
 }
 
 }  // namespace overflowstat::cuda

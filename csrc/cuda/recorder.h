@@ -3,12 +3,18 @@
 
 #include <c10/core/Device.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "../layout.h"
 #include "../reading.h"
+#include "memory.h"
+#include "stream.h"
 
 namespace overflowstat::cuda {
 
@@ -20,14 +26,45 @@ struct Source {
   size_t entry;  // of the reading that the row is for
 };
 
-// Launches the reading of tensors in CUDA memory on the current stream of each one's device, and adds what the rows
-// will be in to `reading`. No wait, no copy of a tensor; device memory is allocated only where a list is longer than
-// any before. Inside a graph capture each launch gets memory of its own, and waits until it is there. Thread-safe.
-// Throws std::runtime_error with CUDA's own words if a launch is refused.
-void launch(const std::vector<Source>& sources, Reading& reading);
+// 1 MiB of pinned memory: some thousand module calls that nobody has looked at yet.
+constexpr size_t kRingRows = 16384;
+
+// Must outlive its launches. Thread-safe.
+class Recorder {
+ public:
+  // `rows` of a ring, or more where a list is longer than half of them. Where it is full the oldest frame is waited
+  // for, `limit` at most.
+  explicit Recorder(size_t rows = kRingRows, std::chrono::nanoseconds limit = kLongestWait)
+      : rows_(rows), limit_(limit) {}
+
+  // Launches the reading of tensors in CUDA memory on the current stream of each one's device, and adds what the rows
+  // will be in to `reading`. No wait, no copy of a tensor; device memory is allocated only where a list is longer than
+  // any before. Inside a graph capture each launch gets memory of its own, and waits until it is there.
+  // Throws std::runtime_error with CUDA's own words if a launch is refused.
+  void launch(const std::vector<Source>& sources, Reading& reading);
+
+ private:
+  struct PinnedRing {
+    PinnedRing(size_t capacity, std::chrono::nanoseconds limit)
+        : memory(capacity), ring(memory.data(), capacity, limit) {}
+
+    PinnedRows memory;
+    Ring ring;
+  };
+  Ring& ring_for(size_t rows);
+
+  const size_t rows_;
+  const std::chrono::nanoseconds limit_;
+  std::mutex mutex_;
+  std::unique_ptr<PinnedRing> ring_;
+  std::map<StreamKey, StreamMemory> streams_;
+};
+
+// The one of this process.
+Recorder& recorder();
 
 // A number for the CUDA graph into which the calling thread's current stream is captured, no other graph's in this
-// process; 0 if it is not. CUDA must have been used before.
+// process; 0 if it is not, or if its device has failed. CUDA must have been used before.
 uint64_t current_capture();
 
 }  // namespace overflowstat::cuda

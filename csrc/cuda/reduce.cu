@@ -80,7 +80,6 @@ Error query(Stream stream) {
   if (error != cudaSuccess) cudaGetLastError();  // as above; "not ready" is among what CUDA keeps
   return error;
 }
-Error wait(Stream stream) { return cudaStreamSynchronize(stream); }
 const char* error_name(Error error) { return cudaGetErrorName(static_cast<cudaError_t>(error)); }
 const char* error_text(Error error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 

@@ -60,7 +60,6 @@ Error launch_strided(const StridedTensor& tensor, void* workspace, StampedRow* r
 // What has been launched on a stream: done, still running (kNotReady), or the error that ended it. Never waits.
 Error query(Stream stream);
 extern const Error kNotReady;
-Error wait(Stream stream);
 const char* error_name(Error error);
 const char* error_text(Error error);
 
