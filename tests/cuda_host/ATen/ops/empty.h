@@ -1,0 +1,11 @@
+// Stands in for torch's header of this name.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "ATen/core/Tensor.h"
+
+namespace at {
+Tensor empty(std::initializer_list<int64_t> sizes, const TensorOptions& options);
+}

@@ -1,0 +1,58 @@
+// Stands in for CUDA's header of this name: kernels, which run as fibers (tests/cuda_on_cpu), and their launches.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "cuda/reduce.h"
+#include "cuda_runtime_api.h"
+#include "device.h"
+#include "machine.h"
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+};
+
+namespace fake_cuda {
+
+// What a launch of each of our kernels works in.
+template <class Workspace>
+Launch describe(const overflowstat::cuda::TensorList& list, Workspace* workspace, overflowstat::StampedRow* rows,
+                uint64_t stamp) {
+  return {list.count, list.count > overflowstat::cuda::kInlineTensors ? list.table : nullptr, workspace, rows, stamp};
+}
+template <class Workspace>
+Launch describe(const overflowstat::cuda::StridedTensor&, Workspace* workspace, overflowstat::StampedRow* row,
+                uint64_t stamp) {
+  return {0, nullptr, workspace, row, stamp};
+}
+
+inline void run_block(dim3 grid, dim3 block, unsigned index, const std::function<void()>& body) {
+  thread_local const cuda_on_cpu::Stacks stacks(block.x);
+  cuda_on_cpu::run_one_block(grid, block, index, stacks, body);
+}
+
+}  // namespace fake_cuda
+
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
+  return fake_cuda::occupancy(blocks);
+}
+
+// The arguments are copied at once, as CUDA does it.
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  auto copies = std::make_shared<const std::tuple<std::decay_t<Parameters>...>>(arguments...);
+  const std::function<void()> body = [kernel, copies] { std::apply(kernel, *copies); };
+  return fake_cuda::launch(config->stream, fake_cuda::describe(arguments...), config->gridDim.x,
+                           [grid = config->gridDim, block = config->blockDim, body](unsigned index) {
+                             fake_cuda::run_block(grid, block, index, body);
+                           });
+}
