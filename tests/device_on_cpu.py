@@ -165,6 +165,7 @@ class RowDecoder:
             numel=row.numel * repeat,
         )
 
+
 class DeviceOnCpu(RowDecoder):
     """The launcher and kernels, on a device of `multiprocessors`, each of which runs one block."""
 

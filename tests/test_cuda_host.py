@@ -17,7 +17,6 @@ import torch
 from device_on_cpu import compiler, same
 from expected_rows import expected_row
 from fake_cuda import (
-    ASSERT,
     GLOBAL,
     INVALIDATED,
     NO_KERNEL_IMAGE,
@@ -162,7 +161,7 @@ def test_rows_that_are_late_are_waited_for_once_a_batch(cuda: FakeCuda, recorder
         readings = [recorder.launch(tensors) for tensors in frames]
         assert not any(reading.ready() for reading in readings)
         waits = 0
-        for i in (*range(first, 10), *range(0, 10 + first)):
+        for i in (*range(first, 10), *range(10 + first)):
             cuda.counts()
             check(readings[i], frames[i])
             waits += cuda.counts()["cudaStreamQuery"] > 0
@@ -377,7 +376,7 @@ def test_a_launch_inside_a_capture_is_captured_and_the_capture_stays_valid(
 
 
 def test_the_ring_is_not_touched_by_a_capture(cuda: FakeCuda, stream: Stream) -> None:
-    recorder = cuda.recorder(rows=8)
+    recorder = cuda.recorder(rows=8, limit=2)
     recorder.launch(some(3))
     with cuda.capturing(stream):
         for _ in range(10):
@@ -573,6 +572,8 @@ def test_memory_of_graphs_that_are_gone_is_used_again(cuda: FakeCuda, recorder: 
         tensors = some(10 + n % 3 * 40)
         with cuda.capturing(stream) as graph:
             readings = [recorder.launch(tensors) for _ in range(20)]
+        with cuda.on(stream):
+            assert readings[-1].replays() == (0, False, ""), "stamps of the graph before"
         if n % 10 == 0:
             graph.replay(stream)
             cuda.run()
@@ -605,7 +606,7 @@ def test_replays_are_not_waited_for_inside_a_capture(cuda: FakeCuda, recorder: F
     graph.replay(stream)
     cuda.counts()
     with cuda.capturing(stream) as other:
-        assert reading.replays() == (0, False, "")
+        assert reading.replays(limit=2) == (0, False, "")
     assert other.error == 0 and cuda.counts()["cudaStreamQuery"] == 0
     with cuda.on(stream):
         assert reading.replays() == (1, False, "")
@@ -642,8 +643,9 @@ def test_a_capture_in_one_thread_survives_all_that_another_does(
     assert done and graph.error == 0 and graph.nodes() == ["kernel", "kernel"]
 
 
-def test_memory_of_a_graph_is_made_on_a_stream_that_is_not_captured(cuda: FakeCuda, recorder: FakeRecorder) -> None:
+def test_memory_of_a_graph_is_made_on_a_stream_that_is_not_captured(cuda: FakeCuda) -> None:
     """torch deals its streams out to everybody in turn: also those that are being captured."""
+    recorder = cuda.recorder(limit=2)
     pool = [Stream(0, id) for id in range(33, 65)]
     captures = [cuda.capturing(stream) for stream in pool[:-1]]
     graphs = [capture.__enter__() for capture in captures]
@@ -655,6 +657,17 @@ def test_memory_of_a_graph_is_made_on_a_stream_that_is_not_captured(cuda: FakeCu
     assert [graph.error for graph in graphs] == [0] * 31
     graphs[0].replay(pool[0])
     cuda.run()
+
+
+def test_memory_of_a_graph_that_is_not_ready_in_time_is_an_error(cuda: FakeCuda, stream: Stream) -> None:
+    cuda.turns_a_query(0)
+    recorder = cuda.recorder(limit=0.1)
+    with cuda.capturing(stream) as graph:
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match="preparing a launch: the device did not answer in time"):
+            recorder.launch(some(3))
+        assert 0.05 < time.monotonic() - start < 10
+    assert graph.error == 0 and graph.nodes() == []
 
 
 def test_captures_have_numbers_of_their_own(cuda: FakeCuda, stream: Stream) -> None:
@@ -703,8 +716,8 @@ def test_a_refused_launch_says_so_and_the_next_one_works(cuda: FakeCuda, recorde
         cuda.fail_call("cudaLaunchKernelExC", NO_KERNEL_IMAGE, skip)
         with pytest.raises(RuntimeError, match=f"^CUDA error while {what}: {words}$"):
             recorder.launch(tensors)
-        check(recorder.launch(tensors), tensors)
         assert cuda.faults() == [], "the error is left to nobody else"
+        check(recorder.launch(tensors), tensors)
 
 
 def test_a_launch_that_is_refused_on_one_device_leaves_the_others_well(cuda: FakeCuda, recorder: FakeRecorder) -> None:
@@ -746,8 +759,7 @@ def test_a_refused_launch_in_a_capture_leaves_it_valid(cuda: FakeCuda, recorder:
         (
             "cudaMalloc",
             1,
-            "no device memory for a table of 70 tensors, 1680 bytes: "
-            "CUDA out of memory. Tried to allocate 1680 bytes.",
+            "no device memory for a table of 70 tensors, 1680 bytes: CUDA out of memory. Tried to allocate 1680 bytes.",
         ),
     ],
     ids=["ring", "workspace", "table's source", "table"],

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "../reading.h"
+#include "../progress.h"
 
 namespace overflowstat::cuda {
 namespace {
@@ -62,12 +62,12 @@ c10::cuda::CUDAStream stream_aside(c10::DeviceIndex device) {
 
 // What is made here is made now and once, not whenever the graph is replayed; waits for it.
 template <class Make>
-at::Tensor outside_of_the_capture(at::Device device, Make make) {
+at::Tensor outside_of_the_capture(at::Device device, std::chrono::nanoseconds limit, Make make) {
   const c10::cuda::CUDAStreamCaptureModeGuard allowed_anywhere(cudaStreamCaptureModeRelaxed);
   const c10::cuda::CUDAStream aside = stream_aside(device.index());
   const c10::cuda::CUDAStreamGuard guard(aside);
   at::Tensor made = make();
-  const Wait wait = wait_until([] { return false; }, poll_of(aside), kLongestWait);
+  const Wait wait = wait_until([] { return false; }, poll_of(aside), limit);
   if (!wait.failure.empty()) throw std::runtime_error("CUDA error while preparing a launch: " + wait.failure);
   return made;
 }
@@ -85,7 +85,8 @@ void give(cudaGraph_t graph, std::unique_ptr<Leavings::Holder> holder, cudaHostF
 
 }  // namespace
 
-std::shared_ptr<GraphMemory> GraphMemory::of_capture(const c10::cuda::CUDAStream& stream) {
+std::shared_ptr<GraphMemory> GraphMemory::of_capture(const c10::cuda::CUDAStream& stream,
+                                                     std::chrono::nanoseconds limit) {
   const auto capture = capture_of(stream);
   if (!capture) return nullptr;
   static auto& live = *new std::map<uint64_t, std::weak_ptr<GraphMemory>>;
@@ -99,7 +100,7 @@ std::shared_ptr<GraphMemory> GraphMemory::of_capture(const c10::cuda::CUDAStream
   gone.clear();
   for (auto it = live.begin(); it != live.end();) it = it->second.expired() ? live.erase(it) : std::next(it);
 
-  const auto memory = std::make_shared<GraphMemory>();
+  const auto memory = std::make_shared<GraphMemory>(limit);
   give(capture->graph, std::make_unique<Leavings::Holder>(memory), &GraphMemory::release);
   live[capture->id] = memory;
   return memory;
@@ -131,14 +132,15 @@ void* GraphMemory::workspace(size_t tensors, const c10::cuda::CUDAStream& stream
   at::Tensor& workspace = workspaces_[key_of(stream)];
   if (!workspace.defined() || static_cast<size_t>(workspace.numel()) < workspace_bytes(tensors)) {
     if (workspace.defined()) kept_.push_back(workspace);
-    workspace = outside_of_the_capture(
-        stream.device(), [&] { return make_workspace(std::max(2 * tensors, kInlineTensors), stream.device()); });
+    workspace = outside_of_the_capture(stream.device(), limit_, [&] {
+      return make_workspace(std::max(2 * tensors, kInlineTensors), stream.device());
+    });
   }
   return workspace.data_ptr();
 }
 
 const DenseTensor* GraphMemory::table(const std::vector<DenseTensor>& list, const c10::cuda::CUDAStream& stream) {
-  kept_.push_back(outside_of_the_capture(stream.device(), [&] { return make_table(list, stream.device()); }));
+  kept_.push_back(outside_of_the_capture(stream.device(), limit_, [&] { return make_table(list, stream.device()); }));
   return static_cast<const DenseTensor*>(kept_.back().data_ptr());
 }
 

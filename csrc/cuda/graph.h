@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -21,10 +22,11 @@ namespace overflowstat::cuda {
 // capture goes on, by work that is not captured and that is waited for. Not thread-safe.
 class GraphMemory : public std::enable_shared_from_this<GraphMemory> {
  public:
-  // That of the graph into which the stream is captured; null if it is not.
-  static std::shared_ptr<GraphMemory> of_capture(const c10::cuda::CUDAStream& stream);
+  // That of the graph into which the stream is captured; null if it is not. Made where there is none yet; then no wait
+  // for it to be ready is longer than `limit`.
+  static std::shared_ptr<GraphMemory> of_capture(const c10::cuda::CUDAStream& stream, std::chrono::nanoseconds limit);
 
-  GraphMemory() = default;
+  explicit GraphMemory(std::chrono::nanoseconds limit) : limit_(limit) {}
   ~GraphMemory();
   GraphMemory(const GraphMemory&) = delete;
   GraphMemory& operator=(const GraphMemory&) = delete;
@@ -40,6 +42,7 @@ class GraphMemory : public std::enable_shared_from_this<GraphMemory> {
  private:
   static void release(void* holder);
 
+  const std::chrono::nanoseconds limit_;
   std::vector<std::unique_ptr<PinnedRows>> slabs_;
   size_t used_of_last_slab_ = 0;
   std::map<StreamKey, at::Tensor> workspaces_;

@@ -89,7 +89,6 @@ const DenseTensor* StreamMemory::table(const std::vector<DenseTensor>& list, con
     return list.size() == list_.size() && memcmp(list.data(), list_.data(), list.size() * sizeof(DenseTensor)) == 0;
   };
   if (!is_there()) {
-    list_.clear();  // in case that there is no memory
     table_ = make_table(list, stream.device());
     list_ = list;
   }

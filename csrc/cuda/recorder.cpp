@@ -80,7 +80,7 @@ void Recorder::launch(const std::vector<Source>& sources, Reading& reading) {
     for (const Source* source : list) entries.push_back(source->entry);
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
 
-    if (const auto graph = GraphMemory::of_capture(stream)) {
+    if (const auto graph = GraphMemory::of_capture(stream, limit_)) {
       const std::shared_ptr<StampedRow> rows = graph->rows(list.size());
       const uint64_t launches = launch_on(stream, list, *graph, rows.get(), kNextStamp);
       reading.add(

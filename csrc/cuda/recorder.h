@@ -33,7 +33,7 @@ constexpr size_t kRingRows = 16384;
 class Recorder {
  public:
   // `rows` of a ring, or more where a list is longer than half of them. Where it is full the oldest frame is waited
-  // for, `limit` at most.
+  // for; no wait in here is longer than `limit`.
   explicit Recorder(size_t rows = kRingRows, std::chrono::nanoseconds limit = kLongestWait)
       : rows_(rows), limit_(limit) {}
 

@@ -1,0 +1,364 @@
+"""The host side of csrc/cuda under the sanitizers, and broken versions of it, each of which a test must catch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from device_on_cpu import CSRC, TESTS, compiler
+from fake_cuda import FOLDER, Build, changed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(compiler() is None, reason="compiling the host side needs a C++ compiler"),
+]
+
+PLAIN = Build()
+ADDRESS = Build(flags=("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"))
+# With kernels of one thread a block: what those of the real ones do to each other is test_cuda_sanitizers.py's.
+THREAD = Build(flags=("-O1", "-fsanitize=thread", "-Wno-tsan"), driver="races.cpp", program=True)
+PYTEST_OPTIONS = ["-q", "-x", "--noconftest", "-p", "no:cacheprovider"]
+TESTS_OF_THE_HOST_SIDE = str(TESTS / "test_cuda_host.py")
+SIMPLE_PASS = {"cuda/reduce.cuh": (FOLDER / "simple_pass.cuh").read_text()}
+
+
+# Its children have torch imported.
+fork_server = multiprocessing.get_context("forkserver")
+fork_server.set_forkserver_preload(["fake_cuda", "pytest"])
+
+
+def run_tests(library: Path, chosen: str, output: Path) -> int | None:
+    """Runs tests of test_cuda_host.py; the exit status, below 0 for a signal, or None if they take too long."""
+    child = fork_server.Process(target=become_pytest, args=(library, chosen, output))
+    child.start()
+    child.join(120)
+    if child.is_alive():
+        child.kill()
+        return None
+    return child.exitcode
+
+
+def become_pytest(library: Path, chosen: str, output: Path) -> None:
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    os.environ["OVERFLOWSTAT_CUDA_HOST"] = str(library)
+    os._exit(pytest.main([*PYTEST_OPTIONS, "-k", chosen, TESTS_OF_THE_HOST_SIDE]))
+
+
+def run_races(program: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    return subprocess.run([program], env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_no_memory_is_used_that_is_gone() -> None:
+    """All of test_cuda_host.py once more: graphs that outlive readings, rings that are outgrown, tables replaced."""
+    runtimes = [
+        subprocess.run([str(compiler()), f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    environment = {
+        "OVERFLOWSTAT_CUDA_HOST": str(ADDRESS.compile()),
+        "LD_PRELOAD": ":".join(runtime.strip() for runtime in runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",
+    }
+    command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, TESTS_OF_THE_HOST_SIDE]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def test_threads_do_not_race(tmp_path: Path) -> None:
+    done = run_races(THREAD.compile(changed(tmp_path, SIMPLE_PASS)))
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    what: str
+    file: str
+    old: str
+    new: str
+    caught_by: str  # part of a test's name, or "races"
+
+
+MUTANTS = [
+    Mutant("all frames have one stamp", "ring.h", "++stamp_", "stamp_ + 1", "used_again_and_again"),
+    Mutant(
+        "a full ring does not wait", "ring.h", "> capacity_) {\n      const", "> ~0ull) {\n      const", "full_ring"
+    ),
+    Mutant(
+        "an outgrown ring is freed", "cuda/recorder.cpp", "ring_.release();", "ring_.reset();", "longer_than_the_ring"
+    ),
+    Mutant(
+        "a frame that failed takes the rows with it that came",
+        "reading.cpp",
+        "      if (arrived) {",
+        "      if (arrived && result.failure.empty()) {",
+        "breaks_off_has_the_rows",
+    ),
+    Mutant(
+        "a table is taken for another of its length",
+        "cuda/memory.cpp",
+        "memcmp(list.data(), list_.data(), list.size() * sizeof(DenseTensor)) == 0",
+        "true",
+        "sent_once",
+    ),
+    Mutant("a table is never taken for there", "cuda/memory.cpp", "    list_ = list;\n", "", "steady_batch"),
+    Mutant(
+        "streams share a workspace",
+        "cuda/stream.h",
+        "stream.device_index(), stream.id()",
+        "stream.device_index(), 0",
+        "stream_has_a_table_of_its_own",
+    ),
+    Mutant(
+        "devices share a workspace",
+        "cuda/stream.h",
+        "stream.device_index(), stream.id()",
+        "0, stream.id()",
+        "each_device_has_a_launch",
+    ),
+    Mutant(
+        "streams share a workspace, as a race",
+        "cuda/stream.h",
+        "stream.device_index(), stream.id()",
+        "stream.device_index(), 0",
+        "races",
+    ),
+    Mutant(
+        "a workspace is too small",
+        "cuda/memory.cpp",
+        "make_workspace(2 * tensors,",
+        "make_workspace(tensors - 1,",
+        "grow_with_the_lists",
+    ),
+    Mutant(
+        "launches on whatever device is current",
+        "cuda/recorder.cpp",
+        "const c10::cuda::CUDAGuard guard(device);",
+        "",
+        "each_device_has_a_launch",
+    ),
+    Mutant(
+        "asks the stream of whatever device is current",
+        "cuda/stream.cpp",
+        "const c10::cuda::CUDAGuard guard(stream.device_index());",
+        "",
+        "leaves_the_others_well",
+    ),
+    Mutant(
+        "launches on the default stream",
+        "cuda/recorder.cpp",
+        "c10::cuda::getCurrentCUDAStream(device);",
+        "c10::cuda::CUDAStream(device, 0);",
+        "each_device_has_a_launch",
+    ),
+    Mutant(
+        "rows in the order of the list, not of the launch",
+        "cuda/recorder.cpp",
+        "    std::stable_partition(list.begin(), list.end(), [](const Source* s) { return s->layout->is_dense(); });\n"
+        "    std::vector<size_t> entries;\n"
+        "    for (const Source* source : list) entries.push_back(source->entry);\n",
+        "    std::vector<size_t> entries;\n"
+        "    for (const Source* source : list) entries.push_back(source->entry);\n"
+        "    std::stable_partition(list.begin(), list.end(), [](const Source* s) { return s->layout->is_dense(); });\n",
+        "share_a_launch",
+    ),
+    Mutant(
+        "a refused launch leaves its error to others",
+        "cuda/reduce.cu",
+        "  if (error != cudaSuccess) cudaGetLastError();  // ours",
+        "  // ours",
+        "refused_launch_says_so",
+    ),
+    Mutant(
+        "a device that has failed makes the wait throw",
+        "cuda/stream.cpp",
+        "const CaptureState state = capture_state(stream);\n    if",
+        "const CaptureState state{cudaSuccess, capture_of(stream)};\n    if",
+        "survive_it",
+    ),
+    Mutant(
+        "torch's exceptions leave the wait",
+        "cuda/stream.cpp",
+        "} catch (const c10::Error& error) {\n    return {Progress::kFailed, words(error)};\n  }",
+        "} catch (const std::bad_function_call&) {\n    throw;\n  }",
+        "is_no_reason_to_wait",
+    ),
+    Mutant(
+        "a captured stream is queried",
+        "cuda/stream.cpp",
+        "if (state.capture || is_in_the_way(state.error))",
+        "if (is_in_the_way(state.error))",
+        "frames_of_before_a_capture",
+    ),
+    Mutant(
+        "a capture that has failed loses what ran before it",
+        "cuda/stream.cpp",
+        "return error == cudaErrorStreamCaptureInvalidated || ",
+        "return ",
+        "before_a_capture_that_has_failed",
+    ),
+    Mutant(
+        "a query without the relaxed mode",
+        "cuda/stream.cpp",
+        "    const c10::cuda::CUDAStreamCaptureModeGuard allowed_anywhere(cudaStreamCaptureModeRelaxed);\n"
+        "    const Error",
+        "    const Error",
+        "survives_all_that_another_does",
+    ),
+    Mutant(
+        "pinned memory without the relaxed mode",
+        "cuda/memory.cpp",
+        "  const c10::cuda::CUDAStreamCaptureModeGuard allowed_anywhere(cudaStreamCaptureModeRelaxed);\n  const size_t",
+        "  const size_t",
+        "survives_all_that_another_does",
+    ),
+    Mutant(
+        "torch's memory without the relaxed mode",
+        "cuda/memory.cpp",
+        "  const c10::cuda::CUDAStreamCaptureModeGuard allowed_anywhere(cudaStreamCaptureModeRelaxed);\n  try",
+        "  try",
+        "survives_all_that_another_does",
+    ),
+    Mutant(
+        "a captured launch has the host's stamp",
+        "cuda/recorder.cpp",
+        "rows.get(), kNextStamp)",
+        "rows.get(), 1)",
+        "anew_and_is_counted",
+    ),
+    Mutant(
+        "a captured launch takes rows of the ring",
+        "cuda/recorder.cpp",
+        "const std::shared_ptr<StampedRow> rows = graph->rows(list.size());",
+        "const std::shared_ptr<StampedRow> rows(ring_for(list.size()).begin(list.size(), poll_of(stream))->rows(), "
+        "[](StampedRow*) {});",
+        "ring_is_not_touched",
+    ),
+    Mutant(
+        "a graph does not own its memory",
+        "cuda/graph.cpp",
+        "  give(capture->graph, std::make_unique<Leavings::Holder>(memory), &GraphMemory::release);\n",
+        "  if (capture->id == 0) give(capture->graph, std::make_unique<Leavings::Holder>(memory), &release);\n",
+        "replayed_after_its_readings_are_gone",
+    ),
+    Mutant(
+        "a graph shares its table with what is launched elsewhere",
+        "cuda/graph.cpp",
+        "  kept_.push_back(outside_of_the_capture(stream.device(), limit_, "
+        "[&] { return make_table(list, stream.device()); }));\n"
+        "  return static_cast<const DenseTensor*>(kept_.back().data_ptr());",
+        "  static StreamMemory shared;\n"
+        "  outside_of_the_capture(stream.device(), limit_, [&] { shared.table(list, stream); return at::Tensor(); });\n"
+        "  return shared.table(list, stream);",
+        "tables_that_nothing_else",
+    ),
+    Mutant(
+        "a table is sent in each replay",
+        "cuda/graph.cpp",
+        "outside_of_the_capture(stream.device(), limit_, [&] { return make_table(list, stream.device()); })",
+        "make_table(list, stream.device())",
+        "tables_that_nothing_else",
+    ),
+    Mutant(
+        "a workspace is made in each replay",
+        "cuda/graph.cpp",
+        "workspace = outside_of_the_capture(stream.device(), limit_, ",
+        "workspace = std::invoke(",
+        "captured_and_the_capture_stays_valid",
+    ),
+    Mutant(
+        "a workspace that was outgrown in a graph is freed",
+        "cuda/graph.cpp",
+        "    if (workspace.defined()) kept_.push_back(workspace);\n",
+        "",
+        "replayed_after_its_readings_are_gone",
+    ),
+    Mutant(
+        "a graph has one workspace for all streams",
+        "cuda/graph.cpp",
+        "workspaces_[key_of(stream)]",
+        "workspaces_[{}]",
+        "fork_in_a_capture",
+    ),
+    Mutant(
+        "a graph's memory is made on a stream that is captured",
+        "cuda/graph.cpp",
+        "state.error == 0 && !state.capture",
+        "state.error == 0",
+        "on_a_stream_that_is_not_captured",
+    ),
+    Mutant(
+        "a graph's memory is not waited for",
+        "cuda/graph.cpp",
+        "wait_until([] { return false; }, poll_of(aside), limit);",
+        "wait_until([] { return true; }, poll_of(aside), limit);",
+        "two_captures_at_once",
+    ),
+    Mutant(
+        "rows that are used again keep their stamps",
+        "cuda/graph.cpp",
+        "      std::fill_n(slab->data(), slab->count(), StampedRow{});\n",
+        "",
+        "gone_is_used_again",
+    ),
+    Mutant(
+        "rows of graphs that are gone are never used again",
+        "cuda/graph.cpp",
+        "for (auto& slab : slabs_) leavings().slabs.push_back(std::move(slab));",
+        "for (auto& slab : slabs_) slab.release();",
+        "gone_is_used_again",
+    ),
+    Mutant(
+        "replays are waited for on the stream of the capture",
+        "cuda/recorder.cpp",
+        "poll_of_current_stream(device)",
+        "poll_of(stream)",
+        "not_waited_for_inside",
+    ),
+    Mutant(
+        "launches of several threads at once",
+        "cuda/recorder.cpp",
+        "  const std::lock_guard<std::mutex> lock(mutex_);\n",
+        "",
+        "races",
+    ),
+    Mutant(
+        "graphs go while their memory is given out",
+        "cuda/graph.cpp",
+        "  *(*holder)->graph_is_gone_ = true;\n  const std::lock_guard<std::mutex> lock(leavings().mutex);\n",
+        "  *(*holder)->graph_is_gone_ = true;\n",
+        "races",
+    ),
+    Mutant(
+        "a reading that two threads ask",
+        "reading.cpp",
+        "  const std::lock_guard<std::mutex> lock(mutex_);\n  fetch(limit);\n  return entries_;",
+        "  fetch(limit);\n  return entries_;",
+        "races",
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
+def test_a_broken_host_side_is_caught(tmp_path: Path, mutant: Mutant) -> None:
+    source = (CSRC / mutant.file).read_text()
+    assert source.count(mutant.old) == 1, "the code that this mutant breaks has changed"
+    changes = {mutant.file: source.replace(mutant.old, mutant.new)}
+    if mutant.caught_by == "races":
+        program = THREAD.compile(changed(tmp_path / "csrc", {**SIMPLE_PASS, **changes}), tmp_path)
+        done = run_races(program)
+        assert "ThreadSanitizer: data race" in done.stderr, f"not caught: {done.returncode}"
+        return
+    library = PLAIN.compile(changed(tmp_path / "csrc", changes), tmp_path)
+    status = run_tests(library, mutant.caught_by, tmp_path / "output")
+    output = (tmp_path / "output").read_text()
+    # By a test that fails, or that dies in code which is that broken.
+    caught = status is not None and ((status == 1 and mutant.caught_by in output) or status < 0)
+    assert caught, f"not caught, exit {status}: {output[-3000:]}"
