@@ -117,7 +117,7 @@ class Launch(NamedTuple):
     device: int
     stream: int
     capture: int  # 0 if it was not captured
-    count: int  # tensors of a list, 0 for a strided one
+    tensors: int  # of a list, 0 for a strided one
     table: int  # 0 if the list travels in the arguments
     workspace: int
     rows: int
@@ -137,15 +137,13 @@ class FakeCuda:
         self._decoder = RowDecoder(library)
         self.library = self._decoder.library
         pointer, long = ctypes.c_void_p, ctypes.c_long
-        texts = ("get_text", "machine_counts", "machine_faults", "graph_nodes", "reading_rows")
-        longs = ("machine_launches", "machine_bytes", "machine_waiting", "machine_run_turns", "reading_replays")
-        longs += ("pooled_stream", "current_stream")
-        results: dict[type, tuple[str, ...]] = {
-            ctypes.c_char_p: texts,
-            long: longs,
-            ctypes.c_uint64: ("current_capture",),
-            pointer: ("recorder_new", "recorder_launch"),
+        results: dict[type, list[str]] = {
+            ctypes.c_char_p: ["get_text", "machine_counts", "machine_faults", "graph_nodes", "reading_rows"],
+            long: ["machine_launches", "machine_bytes", "machine_waiting", "machine_run_turns", "reading_replays"],
+            ctypes.c_uint64: ["current_capture"],
+            pointer: ["recorder_new", "recorder_launch"],
         }
+        results[long] += ["pooled_stream", "current_stream"]
         for result, names in results.items():
             for name in names:
                 getattr(self.library, name).restype = result
@@ -335,13 +333,13 @@ class FakeReading:
     def ready(self) -> bool:
         return bool(self._machine.library.reading_ready(self._handle))
 
-    def raw_rows(self, limit: float = 20.0) -> tuple[Sequence[Row], list[str]]:
+    def raw_rows(self, limit: float = 20.0) -> tuple[list[Row], list[str]]:
         """The rows, and why each is missing, "" where it is not. Raises RuntimeError if the C++ code throws."""
         rows = (Row * len(self._tensors))()
         missing = self._machine.library.reading_rows(self._handle, limit, rows)
         if missing is None:
             raise RuntimeError(self._machine.library.get_text().decode())
-        return rows, missing.decode().split("\n")[:-1]
+        return list(rows), missing.decode().split("\n")[:-1]
 
     def rows(self, limit: float = 20.0) -> list[ExpectedRow | str]:
         """What each tensor's row says, or why there is none."""

@@ -104,7 +104,7 @@ def test_all_dense_tensors_share_a_launch_and_each_strided_one_has_its_own(
     recorder.launch(tensors)
     cuda.counts()
     reading = recorder.launch(tensors)
-    assert [launch.count for launch in cuda.launches()] == [4, 0, 0, 0]
+    assert [launch.tensors for launch in cuda.launches()] == [4, 0, 0, 0]
     assert cuda.counts() == ONE_LAUNCH + Counter({"cudaGetDevice": 3, "cudaLaunchKernelExC": 3})
     cuda.run()
     check(reading, tensors)
@@ -120,7 +120,7 @@ def test_each_device_has_a_launch_on_its_current_stream_and_the_callers_device_s
         with cuda.on(side):
             cuda.counts()
             reading = recorder.launch(tensors, devices)
-        launches = [(launch.device, launch.stream, launch.count) for launch in cuda.launches()]
+        launches = [(launch.device, launch.stream, launch.tensors) for launch in cuda.launches()]
         assert launches == [(0, 0, 2), (1, 0, 1), (1, 0, 0), (2, side.id, 3)]
         assert cuda.device == 3
         cuda.run()
