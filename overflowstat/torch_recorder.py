@@ -36,6 +36,7 @@ class TorchRecorder:
 
     def __init__(self) -> None:
         self._unfetched: list[_Part] = []
+        self._streams: dict[torch.device, set[torch.cuda.Stream]] = {}  # on which these were launched
 
     def capture(self) -> None:
         return None
@@ -47,6 +48,8 @@ class TorchRecorder:
         with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
             parts = [_read(tensor) for tensor in tensors]
         self._unfetched += [part for of_tensor in parts for part in of_tensor if isinstance(part.found, Tensor)]
+        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+            self._streams.setdefault(device, set()).add(torch.cuda.current_stream(device))
         return _Reading(self, [(_repeat(tensor), of_tensor) for tensor, of_tensor in zip(tensors, parts, strict=True)])
 
     def fetch(self) -> None:
@@ -56,7 +59,10 @@ class TorchRecorder:
         for part in unfetched:
             if isinstance(part.found, Tensor):
                 by_device.setdefault(part.found.device, []).append((part, part.found))
-        for of_device in by_device.values():
+        streams, self._streams = self._streams, {}
+        for device, of_device in by_device.items():
+            for stream in streams.get(device, ()):
+                torch.cuda.current_stream(device).wait_stream(stream)
             values = torch.stack([found for _, found in of_device]).tolist()
             for (part, _), value in zip(of_device, values, strict=True):
                 part.found = _row(part.dtype, value)
