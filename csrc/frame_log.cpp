@@ -296,10 +296,11 @@ void FrameLog::keep(std::shared_ptr<Call> call) {
   if (keep_ >= 0 && static_cast<int64_t>(kept_.size()) > keep_) kept_.pop_front();
 }
 
+// From the last on, which was launched last: when its row is there, so are the others of its stream.
 void FrameLog::wait_for(const Call& call) {
-  for_each_tensor(call, [&](const Content& content) {
-    const auto* measured = std::get_if<std::shared_ptr<Measured>>(&content);
-    if (measured == nullptr || (*measured)->reading() == nullptr) return;
+  for (auto line = call.lines.rbegin(); line != call.lines.rend(); ++line) {
+    const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line->content);
+    if (measured == nullptr || (*measured)->reading() == nullptr) continue;
     const std::shared_ptr<Reading> reading = (*measured)->reading();
     const uint64_t before = reading->waits();
     {
@@ -307,11 +308,12 @@ void FrameLog::wait_for(const Call& call) {
       (*measured)->entry();
     }
     cost_.waits += reading->waits() - before;
-  });
+  }
 }
 
 std::shared_ptr<Call> FrameLog::next(bool wait) {
   const auto guard = lock();
+  if (wait && !queue_.empty()) wait_for(*queue_.back());
   // It is bad, as is seen already: only what ran before it is still to be judged.
   wait = wait || (!queue_.empty() && queue_.back()->is_known_bad());
   while (!queue_.empty()) {

@@ -244,14 +244,21 @@ class PlainFrameLog:
 
     def next(self, wait: bool) -> Frame | None:
         with self._lock:
+            if wait and self._queue:
+                self._wait_for(self._queue[-1])
             wait = wait or bool(self._queue and self._queue[-1].is_known_bad())
             while self._queue and (wait or self._queue[0].ready()):
                 call = self._queue.popleft()
-                self._waits += not call.ready()
+                self._wait_for(call)
                 self._kept.append(call)
                 if call.is_told or call.is_bad():
                     return call.frame()
         return None
+
+    def _wait_for(self, call: PendingFrame) -> None:
+        if not call.ready():
+            self._waits += 1
+            call.wait()
 
     def take_captured(self) -> tuple[int, CapturedCall] | None:
         with self._lock:

@@ -30,6 +30,10 @@ class Measurement:
         """Whether nothing else would wait."""
         return all(reading.ready() for reading, _ in self._readings)
 
+    def wait(self) -> None:
+        """Until all is there."""
+        self._fetch()
+
     def being_read(self) -> Collection[int]:
         """Positions of the tensors that are, or were."""
         return self._shapes.keys()

@@ -26,6 +26,11 @@ class PendingFrame:
         """Whether nothing else would wait."""
         return all(measurement.ready() for measurement in self._measurements())
 
+    def wait(self) -> None:
+        """Until all numbers are there: first for those that were launched last, after which the others are."""
+        for measurement in reversed(self._measurements()):
+            measurement.wait()
+
     def is_bad(self) -> bool:
         return any(place.measurement.is_bad(place.position) for place in self._places())
 
