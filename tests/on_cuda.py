@@ -10,10 +10,7 @@ import torch
 from models import Subject
 from torch import Tensor, nn
 
-requires_cuda = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
-]
+requires_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
 
 
 def keep_busy(seconds: float = 0.1) -> None:

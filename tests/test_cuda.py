@@ -5,16 +5,14 @@ import pytest
 import torch
 from device_on_cpu import DTYPES
 from expected_rows import expected_row
+from on_cuda import requires_cuda
 from special_tensors import strided_views, with_bad
 from torch import Tensor, nn
 
 from overflowstat import DebugUnderflowOverflow, NonFiniteError, tensor_stats
 from overflowstat.recorder import NativeRecorder, Recorder, RecorderName, make_recorder
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
-]
+pytestmark = [pytest.mark.cuda, requires_cuda]
 
 
 def check(recorder: Recorder, tensors: list[Tensor]) -> None:

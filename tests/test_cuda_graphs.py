@@ -14,7 +14,7 @@ from overflowstat import Monitor, NonFiniteError
 from overflowstat.errors import MonitorWarning
 from overflowstat.frames import Frame
 
-pytestmark = requires_cuda
+pytestmark = [pytest.mark.cuda, requires_cuda]
 
 
 class Keeps:

@@ -21,7 +21,7 @@ from overflowstat.errors import MonitorWarning
 from overflowstat.monitor import CHECKS, CheckName
 from overflowstat.recorder import NativeRecorder, Recorder, RecorderName, make_recorder
 
-pytestmark = requires_cuda
+pytestmark = [pytest.mark.cuda, requires_cuda]
 
 TWO_MODELS = [models.llama, models.t5_gated_gelu]
 each_model = pytest.mark.parametrize("make", TWO_MODELS, ids=lambda make: make.__name__)

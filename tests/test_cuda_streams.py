@@ -13,7 +13,7 @@ from overflowstat import Monitor, NonFiniteError
 from overflowstat.recorder import Reading, Recorder, RecorderName, make_recorder
 from overflowstat.row import Row
 
-pytestmark = requires_cuda
+pytestmark = [pytest.mark.cuda, requires_cuda]
 
 
 def largest(reading: Reading) -> list[float | str]:
