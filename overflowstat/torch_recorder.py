@@ -108,11 +108,22 @@ class _Part:
 
 
 def _read(tensor: Tensor) -> list[_Part]:
-    if _results_are_at_hand(tensor.device) and 0 < tensor.numel() <= SLICE_ON_CPU:
+    if _results_are_at_hand(tensor.device) and 0 < tensor.numel() <= SLICE_ON_CPU and _is_in_its_storage(tensor):
         row = _measure(tensor)
         if isinstance(row, Row) and row.first_bad is None:  # then it does not matter in which order it was read
             return [_Part(0, tensor.dtype, row)]
     return [_Part(start, tensor.dtype, _measure(elements)) for start, elements in _slices(tensor)]
+
+
+def _is_in_its_storage(tensor: Tensor) -> bool:
+    """Whether its memory is there, as that of a sharded or offloaded weight is not. Slicing asks that itself; reading
+    does not, and ends the process."""
+    if not torch._C._has_storage(tensor):
+        return True  # it is somebody else's
+    extent = tensor.numel()
+    if not tensor.is_contiguous():
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + extent) * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
 def _repeat(tensor: Tensor) -> int:
