@@ -17,17 +17,20 @@ RESULTS := benchmarks/results
 ENVIRONMENT := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(abspath $(VENV)))
 RUN := $(ENVIRONMENT)/bin/python
 INSTALL := VIRTUAL_ENV="$(VIRTUAL_ENV)" .ci/environment "$(ENVIRONMENT)" "$(PYTHON)" "$(TORCH)"
+# A process for each core, and no more than four, for each holds up to 3 GiB. Every process has as many of torch's
+# threads as there are cores: those that wait must not take the cores from those that work.
+PYTEST := OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n logical --maxprocesses 4 --dist loadgroup
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
 .PHONY: test test-all demo bench lint format gpu-check
 
 test:
 	@$(INSTALL) test
-	$(RUN) -m pytest -q -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-all:
 	@$(INSTALL) test
-	$(RUN) -m pytest -q $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 demo:
 	@$(INSTALL) ""

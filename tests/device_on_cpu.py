@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
-import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from compile_once import KEPT, compile_once
 from expected_rows import ExpectedRow, coordinates
 
 TESTS = Path(__file__).parent
 CSRC = TESTS.parent / "csrc"
 STANDIN = TESTS / "cuda_on_cpu"
-COMPILED = TESTS.parent / "build" / "cuda_on_cpu"  # kept from run to run, named by a hash of the sources
 
 # In the order of `enum class Format` in number_format.h.
 DTYPES = [
@@ -65,8 +62,7 @@ class Build:
     flags: tuple[str, ...] = ("-O1",)
     program: bool = False  # the program replay instead of a library for ctypes
 
-    def compile(self, csrc: Path = CSRC, folder: Path = COMPILED) -> Path:
-        """Compiles unless `folder` has the result for these sources and flags; raises with the compiler's output."""
+    def compile(self, csrc: Path = CSRC, folder: Path = KEPT) -> Path:
         cxx = compiler()
         assert cxx is not None, "no C++ compiler"
         source = STANDIN / ("replay.cpp" if self.program else "driver.cpp")
@@ -79,18 +75,8 @@ class Build:
             f"-DOVERFLOWSTAT_CUDA_LANE_BITS={self.lane_bits}",
         ]
         command += ["-I", str(STANDIN), "-I", str(csrc), str(source)]
-        digest = hashlib.sha256(" ".join(command).encode())
-        digest.update(subprocess.run([cxx, "--version"], capture_output=True, check=True).stdout)
-        for path in sorted([*csrc.rglob("*.h"), *csrc.rglob("*.cu*"), *STANDIN.iterdir()]):
-            digest.update(path.read_bytes())
-        folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"{'replay' if self.program else 'device'}-{digest.hexdigest()[:24]}"
-        if not target.exists():
-            partial = target.with_suffix(f".{os.getpid()}")
-            done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            partial.rename(target)
-        return target
+        sources = [*csrc.rglob("*.h"), *csrc.rglob("*.cu*"), *STANDIN.iterdir()]
+        return compile_once(command, "replay" if self.program else "device.so", sources, folder)
 
 
 class Row(ctypes.Structure):

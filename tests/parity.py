@@ -21,7 +21,7 @@ from overflowstat.recorder import RecorderName
 Reference: Any = reference_module.DebugUnderflowOverflow
 Drive = Callable[[Subject, Any], None]
 
-compared_lines = pytest.StashKey[Counter[tuple[str, str]]]()
+COMPARED_LINES = "compared lines"  # property of a test: subject, recorder, number
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,19 @@ def parity(recorder_name: RecorderName, request: pytest.FixtureRequest) -> Itera
     torch.set_num_threads(1)  # these models are too small for two, which only wait for each other on a busy machine
     yield Parity(recorder_name, counts)
     torch.set_num_threads(threads)
-    request.config.stash.setdefault(compared_lines, Counter()).update(counts)
+    # Part of the report of its teardown, which reaches the summary from whatever process ran the test.
+    request.node.user_properties += [(COMPARED_LINES, [*key, number]) for key, number in counts.items()]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    counts = config.stash.get(compared_lines, Counter())
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    counts: Counter[tuple[str, str]] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and report.when == "teardown":
+                for name, value in report.user_properties:
+                    if name == COMPARED_LINES:
+                        subject, recorder, number = value
+                        counts[subject, recorder] += number
     if not counts:
         return
     terminalreporter.section("lines equal to the reference's, byte for byte")

@@ -11,13 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 CSRC = Path(__file__).parent.parent / "csrc"
 PROBE = Path(__file__).parent / "sass_probe.cu"
 sys.path.insert(0, str(CSRC.parent))
+
+from compile_once import KEPT, compile_once  # noqa: E402
 
 from overflowstat import toolkit  # noqa: E402
 
@@ -177,15 +178,24 @@ class Compiled:
     shared_bytes: dict[str, int]
 
 
-def compile_for(architecture: str, cuda: toolkit.CudaToolkit, nvdisasm: str, csrc: Path = CSRC) -> Compiled:
-    """Compiles as setup.py does, for one architecture; raises with the compiler's output."""
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "reduce.cubin"
-        command = [cuda.nvcc, "-std=c++17", "-O3", "-fmad=false", "-Xptxas=-v", "-cubin", "-I", str(csrc)]
-        command += [f"-arch=sm_{architecture.replace('.', '')}", str(PROBE), "-o", str(cubin)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        listing = subprocess.run([nvdisasm, "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
+def build(architecture: str, cuda: toolkit.CudaToolkit, csrc: Path = CSRC, folder: Path = KEPT) -> tuple[Path, str]:
+    """Compiles as setup.py does, both sides, for one architecture, with all warnings: machine code, compiler's words.
+
+    Raises with the compiler's output.
+    """
+    command = [cuda.nvcc, "-std=c++17", "-O3", "-fmad=false", "-Xcompiler=-Wall,-Wextra", "-Xptxas=-v", "-c", "--keep"]
+    command += [*toolkit.nvcc_architecture_flags((architecture,)), "-I", str(csrc), str(PROBE)]
+    sources = [*csrc.rglob("*.h"), *csrc.rglob("*.cu*"), PROBE]
+    made = compile_once(command, "probe.o", sources, folder).parent
+    (cubin,) = made.glob("*.cubin")
+    return cubin, (made / "log").read_text()
+
+
+def compile_for(
+    architecture: str, cuda: toolkit.CudaToolkit, nvdisasm: str, csrc: Path = CSRC, folder: Path = KEPT
+) -> Compiled:
+    cubin, log = build(architecture, cuda, csrc, folder)
+    listing = subprocess.run([nvdisasm, "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
     formats = re.findall(r"^  k(\w+),$", (csrc / "number_format.h").read_text(), re.M)
     compiled = Compiled({}, {}, {}, {}, {})
     for kernel in parse(listing):
@@ -194,7 +204,6 @@ def compile_for(architecture: str, cuda: toolkit.CudaToolkit, nvdisasm: str, csr
         elif found := re.search(r"(dense|strided)_kernel", kernel.name):
             compiled.kernels[found[0]] = kernel
     compiled.probes = {name: compiled.probes[name] for name in formats if name in compiled.probes}
-    log = done.stdout + done.stderr
     for name, kernel in compiled.kernels.items():
         own = re.search(
             rf"Compiling entry function '{kernel.name}'.*?Used (\d+) registers.*?(\d+) bytes smem", log, re.S

@@ -33,7 +33,8 @@ ARCHITECTURE = "9.0+PTX"  # one, to spare time: the installation that runs these
 PLANNED = toolkit.make_plan(toolkit.gather_facts({"PATH": os.environ["PATH"], "TORCH_CUDA_ARCH_LIST": ARCHITECTURE}))
 
 needs_cuda_torch = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
-pytestmark = pytest.mark.slow
+# In one process, since they share what they compile.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installations")]
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,17 @@ class Install:
 
 
 def make_environment(folder: Path, without: Callable[[str], bool]) -> Path:
-    """A virtual environment with links to the packages of this Python, without ours and those named."""
+    """A virtual environment with links to the packages of this Python, and to its ninja, without ours and those named.
+
+    With another ninja than build isolation brings along, each would begin the other's build anew.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site_packages,) = folder.glob("lib/python*/site-packages")
     for package in PACKAGES.iterdir():
         ours = "overflowstat" in package.name or package.name.endswith((".pth", ".egg-link"))
         if not ours and not without(package.name):
             (site_packages / package.name).symlink_to(package)
+    (folder / "bin" / "ninja").symlink_to(Path(sysconfig.get_path("scripts")) / "ninja")
     return folder
 
 

@@ -30,7 +30,11 @@ from fake_cuda import (
 )
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="compiling the host side needs a C++ compiler")
+pytestmark = [
+    pytest.mark.any_torch,
+    pytest.mark.xdist_group("cuda_host"),  # which has some minutes of compiling to share
+    pytest.mark.skipif(compiler() is None, reason="compiling the host side needs a C++ compiler"),
+]
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from special_tensors import NOT_FINITE, NUMBERS, code_type, from_codes, part, strided_views, with_bad
 
 pytestmark = [
+    pytest.mark.any_torch,
     pytest.mark.skipif(compiler() is None, reason="running the device code on the CPU needs a C++ compiler"),
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
 ]

@@ -25,6 +25,7 @@ from ptx_on_cpu.program import PtxError
 from special_tensors import NOT_FINITE, code_type, from_codes, part, strided_views, with_bad
 
 pytestmark = [
+    pytest.mark.any_torch,
     pytest.mark.skipif(CUDA is None, reason=f"nvcc is needed, and {PROBLEM}"),
     pytest.mark.skipif(compiler() is None, reason="the launcher needs a C++ compiler"),
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),

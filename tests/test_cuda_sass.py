@@ -16,7 +16,7 @@ from overflowstat import toolkit
 CUDA, PROBLEM = toolkit.find_cuda_toolkit()
 NVDISASM = find_nvdisasm(CUDA) if CUDA else None
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.any_torch]
 needs_compiler = pytest.mark.skipif(CUDA is None, reason=f"nvcc is needed, and {PROBLEM}")
 needs_disassembler = pytest.mark.skipif(
     NVDISASM is None, reason="nvdisasm is in neither the toolkit nor PATH nor an installed triton wheel"
@@ -136,7 +136,7 @@ def test_code_that_lost_it_is_caught(what: str, tmp_path: Path) -> None:
     source = kernel.read_text()
     assert source.count(old) == 1, "the code that this breaks has changed"
     kernel.write_text(source.replace(old, new))
-    found = faults(compile_for("8.0", CUDA, NVDISASM, broken))
+    found = faults(compile_for("8.0", CUDA, NVDISASM, broken, tmp_path))
     assert any(fault in each for each in found), found
 
 

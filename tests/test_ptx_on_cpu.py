@@ -9,6 +9,8 @@ from ptx_on_cpu.machine import Machine, Module, RandomWarps, Schedule, lockstep
 from ptx_on_cpu.memory import Fault, Region
 from ptx_on_cpu.program import PtxError, parse
 
+pytestmark = pytest.mark.any_torch
+
 PROGRAM = """
 .version 9.0
 .target sm_90

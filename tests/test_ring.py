@@ -2,29 +2,30 @@
 
 import ctypes
 import random
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from compile_once import compile_once
 from device_on_cpu import compiler
 
 TESTS = Path(__file__).parent
 RUNNING, FINISHED, FAILED = range(3)
 
+pytestmark = pytest.mark.any_torch
+
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     cxx = compiler()
     if cxx is None:
         pytest.skip("no C++ compiler")
-    target = tmp_path_factory.mktemp("ring") / "ring.so"
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
-    source = TESTS / "ring" / "driver.cpp"
-    subprocess.run([cxx, *flags, "-I", str(TESTS.parent / "csrc"), str(source), "-o", str(target)], check=True)
-    library = ctypes.CDLL(str(target))
+    csrc, source = TESTS.parent / "csrc", TESTS / "ring" / "driver.cpp"
+    command = [cxx, *flags, "-I", str(csrc), str(source)]
+    library = ctypes.CDLL(str(compile_once(command, "ring.so", [*csrc.glob("*.h"), source])))
     library.device_new.restype = ctypes.c_void_p
     library.device_new.argtypes = [ctypes.c_long, ctypes.c_double]
     signatures: dict[str, list[type]] = {

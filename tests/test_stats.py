@@ -345,7 +345,11 @@ def test_reading_changes_nothing_of_a_tensor(recorder: Recorder) -> None:
 # what is refused
 
 
-@pytest.mark.parametrize("x", [1.0, None, "tensor", b"1", {"a": torch.ones(1)}, [torch.ones(1), 2], iter(())], ids=repr)
+@pytest.mark.parametrize(
+    "x",
+    [1.0, None, "tensor", b"1", {"a": torch.ones(1)}, [torch.ones(1), 2], iter(())],
+    ids=lambda x: type(x).__name__,
+)
 def test_what_is_no_tensor_is_named(x: object) -> None:
     with pytest.raises(TypeError, match=r"^x(\[1\])? must be a tensor"):
         tensor_stats(x)  # type: ignore[call-overload]

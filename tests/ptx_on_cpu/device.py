@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from compile_once import KEPT, compile_once
 from device_on_cpu import CSRC, Build, DeviceOnCpu, Placed, Row
 from expected_rows import ExpectedRow
 
@@ -20,7 +19,6 @@ from ptx_on_cpu.machine import Machine, Module, Schedule, lockstep
 from ptx_on_cpu.memory import Region
 
 HERE = Path(__file__).parent
-COMPILED = HERE.parent.parent / "build" / "ptx_on_cpu"  # kept from run to run, named by a hash of the sources
 
 CUDA, PROBLEM = toolkit.find_cuda_toolkit()
 FAULT = 719  # cudaErrorLaunchFailure
@@ -35,27 +33,16 @@ class PtxBuild:
     chunk_bytes: int = 1024
     flags: tuple[str, ...] = ("-fmad=false",)
 
-    def ptx(self, csrc: Path = CSRC, folder: Path = COMPILED) -> str:
-        """The text; compiles unless `folder` has it for these sources. Raises with the compiler's output."""
+    def ptx(self, csrc: Path = CSRC, folder: Path = KEPT) -> str:
+        """The text; raises with the compiler's output."""
         assert CUDA is not None, PROBLEM
         command = [CUDA.nvcc, "-std=c++17", "-O3", "-ptx", *self.flags]
         command += [f"-arch=compute_{self.architecture.replace('.', '')}"]
         command += [f"-DOVERFLOWSTAT_CUDA_THREADS={self.threads}"]
         command += [f"-DOVERFLOWSTAT_CUDA_CHUNK_BYTES={self.chunk_bytes}", str(csrc / "cuda" / "reduce.cu")]
-        digest = hashlib.sha256(f"{CUDA.version} {command}".encode())
-        for path in sorted([*csrc.rglob("*.h"), *csrc.rglob("*.cu*")]):
-            digest.update(path.read_bytes())
-        folder.mkdir(parents=True, exist_ok=True)
-        target = folder / f"reduce-{self.architecture}-{digest.hexdigest()[:24]}.ptx"
-        if not target.exists():
-            partial = target.with_suffix(f".{os.getpid()}")
-            # In a folder without headers, where nvcc would look for its own first.
-            done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True, cwd=folder)
-            assert done.returncode == 0, done.stderr
-            partial.rename(target)
-        return target.read_text()
+        return compile_once(command, "reduce.ptx", [*csrc.rglob("*.h"), *csrc.rglob("*.cu*")], folder).read_text()
 
-    def launcher(self, csrc: Path = CSRC, folder: Path = COMPILED) -> Path:
+    def launcher(self, csrc: Path = CSRC, folder: Path = KEPT) -> Path:
         """The host's side of the same sources, whose launches our cuda_runtime.h hands on."""
         header = hashlib.sha256((HERE / "cuda_runtime.h").read_bytes()).hexdigest()[:24]
         flags = ("-O0", "-I", str(HERE), f"-DPTX_ON_CPU_HEADER={header}")  # the header is one of the build's sources
