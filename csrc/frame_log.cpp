@@ -196,8 +196,10 @@ void FrameLog::read_weights(uint64_t graph) {
   try {
     measure(unread);
     for (Unread& one : unread) weights_.insert(one.tensor, std::move(one.measured));
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
     // Then each is read in its module, one by one where it has to be, and what fails there says why.
+    py::module_::import("overflowstat.errors")
+        .attr("warn_user")(std::string("the weights are read module by module, since not together: ") + error.what());
   }
 }
 
@@ -299,6 +301,10 @@ void FrameLog::keep(std::shared_ptr<Call> call) {
 // From the last on, which was launched last: when its row is there, so are the others of its stream.
 void FrameLog::wait_for(const Call& call) {
   for (auto line = call.lines.rbegin(); line != call.lines.rend(); ++line) {
+    if (const auto* other = std::get_if<ReadByPython>(&line->content); other != nullptr && !is_ready(*line)) {
+      ++cost_.waits;
+      other->measurement.attr("wait")();
+    }
     const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line->content);
     if (measured == nullptr || (*measured)->reading() == nullptr) continue;
     const std::shared_ptr<Reading> reading = (*measured)->reading();

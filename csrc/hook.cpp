@@ -33,6 +33,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t count, PyObject* na
     return nullptr;
   }
   try {
+    if (hook->module == nullptr) Py_RETURN_NONE;  // the garbage collector has been here
     if (args[0] != hook->module) {
       py::handle(hook->other)(py::handle(args[0]));
     } else if (hook->log->call(hook->number, args[0], args[1], given == 4 ? args[2] : nullptr, args[given - 1])) {

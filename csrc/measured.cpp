@@ -34,6 +34,7 @@ void measure(UnreadList& list, Cost& cost) {
     for (Unread& one : list) readable.push_back(std::move(one.readable));
     const std::shared_ptr<Reading> reading = record(std::move(readable));
     cost.launches += reading->launches();
+    cost.waits += reading->waits();
     for (size_t i = 0; i < list.size(); ++i) list[i].measured->set_reading(reading, i);
   }
 }

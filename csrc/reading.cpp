@@ -5,7 +5,8 @@
 namespace overflowstat {
 
 bool Reading::ready() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;  // somebody waits for it just now
   return std::all_of(awaited_.begin(), awaited_.end(), [](const auto& part) { return part.rows->ready(); });
 }
 

@@ -61,7 +61,10 @@ class Reading {
   // Whether it is inside of one. Never waits.
   bool is_replayed();
 
-  // Launches that it took, and how often rows() had to wait for a device.
+  // For the device, before it was there.
+  void count_waits(uint64_t waits) { waits_ += waits; }
+
+  // Launches that it took, and how often somebody had to wait for a device.
   uint64_t launches() const { return launches_; }
   uint64_t waits() const { return waits_; }
 

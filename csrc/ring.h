@@ -34,8 +34,8 @@ class Frame {
 
   // Whether every row is there, or none is to be expected any more. Never waits.
   bool ready() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return retired_ || all_arrived();
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    return lock.owns_lock() && (retired_ || all_arrived());  // else somebody waits for it just now
   }
 
   // What arrived: rows that had not when the device failed, or when `limit` was over, are missing.

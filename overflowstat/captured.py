@@ -33,7 +33,8 @@ class CapturedBatch:
         """
         replays = [None if (found := call.replays()) is None else Replays._make(found) for call in self.calls]
         known = [found for found in replays if found is not None]
-        if not known:
+        if not known:  # nothing in it could be read, so that there is nothing to wait for
+            self.is_over = self.is_complete
             return 0, []
         latest = max(found.completed for found in known)
         failure = next((f": {found.failure}" for found in known if found.failure), "")

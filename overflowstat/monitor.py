@@ -17,7 +17,7 @@ from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters, make_frame_log
 from .frames import Frame
 from .hooks import RootEntryHook, RootHook, calls_in_progress, is_watched
-from .recorder import NativeRecorder, Recorder, RecorderName, make_recorder
+from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
 from .validation import (
@@ -268,20 +268,25 @@ class Monitor:
             # There is no call to end where this monitor was attached during it, or where _before_root raised.
             calls, exception = self._root_calls(), sys.exc_info()[1]
             if exception is not None and exception is not (calls[-1] if calls else None):
-                if calls:
-                    self._explain(exception)
-                    self._leave_root()
-                    self._end_batch()
+                try:
+                    if calls:
+                        self._explain(exception)
+                finally:
+                    if calls:
+                        self._leave_root()
+                        self._end_batch()
                 return
-            self._log.call(0, root, args, kwargs, output)
-            captured = self._take_captured()
-            traced = self._is_traced
-            self._leave_root()
-            if captured is None:
-                self._end_batch()
-            else:  # nothing has run, so that no batch has ended
-                captured.has_root = captured.is_complete = True
-                self._start_batch()
+            captured, traced = None, self._is_traced
+            try:
+                self._log.call(0, root, args, kwargs, output)
+                captured = self._take_captured()
+            finally:
+                self._leave_root()
+                if captured is None:
+                    self._end_batch()
+                else:  # nothing has run, so that no batch has ended
+                    captured.has_root = captured.is_complete = True
+                    self._start_batch()
             self._settle(wait=self._check != "step" or traced)
 
     def _leave_root(self) -> None:
@@ -313,6 +318,7 @@ class Monitor:
 
     def _settle(self, wait: bool) -> None:
         """Judge frames in the order in which they ran: all of them, or as far as their numbers are there."""
+        wait = wait and not is_capturing()  # when nothing may be waited for
         while (frame := self._log.next(wait)) is not None:
             self._judge(frame)
         self._stop_after_last_batch()

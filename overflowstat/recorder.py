@@ -15,7 +15,7 @@ from .errors import warn_user
 from .row import Row
 from .torch_recorder import TorchRecorder
 
-__all__ = ["NativeRecorder", "Reading", "Recorder", "RecorderName", "Replays", "make_recorder"]
+__all__ = ["NativeRecorder", "Reading", "Recorder", "RecorderName", "Replays", "is_capturing", "make_recorder"]
 
 RecorderName = Literal["auto", "native", "torch"]
 
@@ -29,6 +29,11 @@ class Replays(NamedTuple):
     """Whether it is gone."""
     failure: str
     """What its device failed with, or nothing."""
+
+
+def is_capturing() -> bool:
+    """Whether the current stream is captured into a CUDA graph."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
 class Reading(Protocol):

@@ -2,6 +2,7 @@
 
 import math
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class TorchRecorder:
     name = "torch"
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._unfetched: list[_Part] = []
         self._streams: dict[torch.device, set[torch.cuda.Stream]] = {}  # on which these were launched
 
@@ -47,25 +49,32 @@ class TorchRecorder:
         # Of neither mode: not every operation here has a forward-mode derivative in every version of torch.
         with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
             parts = [_read(tensor) for tensor in tensors]
-        self._unfetched += [part for of_tensor in parts for part in of_tensor if isinstance(part.found, Tensor)]
-        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-            self._streams.setdefault(device, set()).add(torch.cuda.current_stream(device))
+        with self._lock:
+            for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+                self._streams.setdefault(device, set()).add(torch.cuda.current_stream(device))
+            self._unfetched += [part for of_tensor in parts for part in of_tensor if isinstance(part.found, Tensor)]
         return _Reading(self, [(_repeat(tensor), of_tensor) for tensor, of_tensor in zip(tensors, parts, strict=True)])
 
     def fetch(self) -> None:
-        """Bring all that was recorded to the host; one sync a device."""
-        unfetched, self._unfetched = self._unfetched, []
-        by_device: dict[torch.device, list[tuple[_Part, Tensor]]] = {}
-        for part in unfetched:
-            if isinstance(part.found, Tensor):
-                by_device.setdefault(part.found.device, []).append((part, part.found))
-        streams, self._streams = self._streams, {}
-        for device, of_device in by_device.items():
-            for stream in streams.get(device, ()):
-                torch.cuda.current_stream(device).wait_stream(stream)
-            values = torch.stack([found for _, found in of_device]).tolist()
-            for (part, _), value in zip(of_device, values, strict=True):
-                part.found = _row(part.dtype, value)
+        """Bring all that was recorded to the host, or the reason why it never comes; one sync a device."""
+        with self._lock:
+            unfetched, self._unfetched = self._unfetched, []
+            streams, self._streams = self._streams, {}
+            by_device: dict[torch.device, list[tuple[_Part, Tensor]]] = {}
+            for part in unfetched:
+                if isinstance(part.found, Tensor):
+                    by_device.setdefault(part.found.device, []).append((part, part.found))
+            for device, of_device in by_device.items():
+                try:
+                    for stream in streams.get(device, ()):
+                        torch.cuda.current_stream(device).wait_stream(stream)
+                    values = torch.stack([found for _, found in of_device]).tolist()
+                except Exception as error:  # the device has failed
+                    for part, _ in of_device:
+                        part.found = f"{type(error).__name__}: {error}".split("\n")[0]
+                else:
+                    for (part, _), value in zip(of_device, values, strict=True):
+                        part.found = _row(part.dtype, value)
 
 
 class _Reading:
@@ -77,7 +86,7 @@ class _Reading:
         """Whether all is at the host. A device's results come only when they are fetched."""
         return not any(isinstance(part.found, Tensor) for _, parts in self._tensors for part in parts)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Row | str]:
         if not self.ready():
             self._recorder.fetch()
         return [_merge(repeat, parts) for repeat, parts in self._tensors]
@@ -104,7 +113,7 @@ class _Part:
 
     start: int  # memory-order index of its first element, repeats apart
     dtype: torch.dtype
-    found: Tensor | Row  # a tensor, as _measure gives it, until it is fetched
+    found: Tensor | Row | str  # a tensor, as _measure gives it, until it is fetched; or why that failed
 
 
 def _read(tensor: Tensor) -> list[_Part]:
@@ -283,7 +292,10 @@ def _square_root(x: Tensor) -> Tensor:
     return torch.complex(x, torch.zeros_like(x)).sqrt().real if x.device.type == "cpu" else x.sqrt()
 
 
-def _merge(repeat: int, parts: Sequence[_Part]) -> Row:
+def _merge(repeat: int, parts: Sequence[_Part]) -> Row | str:
+    for part in parts:
+        if isinstance(part.found, str):
+            return part.found
     rows = [part.found for part in parts if isinstance(part.found, Row)]
     if len(rows) == 1 and rows[0].first_bad is None:
         return rows[0]

@@ -150,7 +150,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport) and report.when == "teardown":
-                for name, value in report.user_properties:
+                found: list[tuple[str, Any]] = report.user_properties
+                for name, value in found:
                     if name == COMPARED_LINES:
                         subject, recorder, number = value
                         counts[subject, recorder] += number

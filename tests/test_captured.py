@@ -267,6 +267,20 @@ def test_calls_of_a_graph_that_is_gone_are_dropped(recorder: GraphRecorder, mode
     assert monitor.batch_number == 3 and monitor._captured == []
 
 
+def test_a_graph_in_which_nothing_could_be_read_is_dropped(
+    recorder: GraphRecorder, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(tensors: Sequence[Tensor]) -> Reading:
+        raise RuntimeError("no memory")
+
+    monitor = Monitor(model, recorder=recorder, sinks=[])
+    monkeypatch.setattr(recorder, "record", refuse)
+    with recorder.capturing(1), pytest.warns(UserWarning, match="could not be read"):
+        model(X)
+    monitor.check()
+    assert monitor._captured == [] and monitor.batch_number == 0
+
+
 def test_replays_are_traced_and_end_as_other_batches_do(
     recorder: GraphRecorder, model: Model, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """When numbers are judged that are late, as those of a GPU are: `check="module"`, "batch" and "step"."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -317,6 +318,48 @@ def test_plain_torch_fetches_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
         model(X)
         assert len(fetches) == expected
         monitor.remove()
+
+
+def test_a_fetch_of_plain_torch_that_fails_is_the_reason_for_what_is_missing_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_recorder, "_results_are_at_hand", lambda device: False)
+    model = chain([], a=same, b=same)
+    monitor = Monitor(model, recorder="torch", sinks=[])
+
+    def fail(tensors: Sequence[Tensor]) -> Tensor:
+        raise RuntimeError("CUDA error: device-side assert triggered\nand much advice")
+
+    stack = torch.stack
+    model(X)
+    before = monitor.counters()
+    monkeypatch.setattr(torch_recorder.torch, "stack", lambda x: fail(x) if len(x) > 4 else stack(x))  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="could not be read, and are not judged: RuntimeError: CUDA error"):
+        model(X)
+    monkeypatch.setattr(torch_recorder.torch, "stack", stack)  # type: ignore[attr-defined]
+    first = monitor.frames[-3].lines[0].content
+    assert first == "not read: RuntimeError: CUDA error: device-side assert triggered"
+    model(X)
+    assert monitor.counters().frames == before.frames + 6 and monitor.batch_number == 3
+    assert not isinstance(monitor.frames[-1].lines[0].content, str)
+
+
+def test_threads_may_ask_plain_torch_for_their_numbers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_recorder, "_results_are_at_hand", lambda device: False)
+    recorder = make_recorder("torch")
+    readings = [recorder.record([torch.full((2,), float(i))]) for i in range(200)]
+    found: list[list[float | int]] = []
+
+    def ask() -> None:
+        rows = [reading.rows()[0] for reading in readings]
+        found.append([row.abs_max for row in rows if isinstance(row, Row)])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[float(i) for i in range(200)]] * 4
 
 
 @pytest.mark.parametrize("check", ["", "Module", None, True])

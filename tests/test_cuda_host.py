@@ -226,6 +226,28 @@ def test_a_short_list_needs_no_table_and_leaves_the_one_that_is_there(cuda: Fake
     assert uploads(cuda) == 0
 
 
+def test_a_few_long_lists_may_take_turns_without_being_sent_again(cuda: FakeCuda, recorder: FakeRecorder) -> None:
+    """As those of two models on one stream do."""
+    lists = [some(65), some(70), some(80)]
+    for tensors in lists:
+        recorder.launch(tensors)
+    assert cuda.counts()["cudaMemcpyAsync"] == 3
+    for _ in range(3):
+        readings = [recorder.launch(tensors) for tensors in lists]
+        assert cuda.counts()["cudaMemcpyAsync"] == 0
+        cuda.run()
+        for reading, tensors in zip(readings, lists, strict=True):
+            check(reading, tensors)
+    for size in range(81, 86):  # more of them than are kept
+        recorder.launch(some(size))
+    cuda.run()
+    cuda.counts()
+    reading = recorder.launch(lists[0])
+    assert cuda.counts()["cudaMemcpyAsync"] == 1
+    cuda.run()
+    check(reading, lists[0])
+
+
 def test_each_stream_has_a_table_of_its_own(cuda: FakeCuda, recorder: FakeRecorder) -> None:
     tensors = some(70)
     streams = [Stream(0, 0), cuda.new_stream(), cuda.new_stream(), cuda.new_stream(1)]

@@ -214,6 +214,19 @@ def test_a_device_that_fails_ends_the_wait_with_the_rows_that_came(device: Devic
     assert device.result(frame) == ([-1, 11, -1], "it is on fire"), "the same result each time"
 
 
+def test_whether_a_frame_is_ready_is_told_at_once_also_while_another_thread_waits_for_it(device: Device) -> None:
+    frame = device.begin(1)
+    waiting = threading.Thread(target=device.result, args=(frame,))
+    waiting.start()
+    time.sleep(0.05)
+    start = time.monotonic()
+    assert not device.ready(frame)
+    assert time.monotonic() - start < 1.0
+    device.write(frame, 0, 3)
+    waiting.join()
+    assert device.ready(frame) and device.result(frame) == ([3], "")
+
+
 def test_a_device_that_finishes_without_its_rows_ends_the_wait(device: Device) -> None:
     frame = device.begin(2)
     device.write(frame, 0, 5)

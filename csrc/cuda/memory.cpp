@@ -85,14 +85,17 @@ void* StreamMemory::workspace(size_t tensors, const c10::cuda::CUDAStream& strea
 }
 
 const DenseTensor* StreamMemory::table(const std::vector<DenseTensor>& list, const c10::cuda::CUDAStream& stream) {
-  const auto is_there = [&] {
-    return list.size() == list_.size() && memcmp(list.data(), list_.data(), list.size() * sizeof(DenseTensor)) == 0;
-  };
-  if (!is_there()) {
-    table_ = make_table(list, stream.device());
-    list_ = list;
+  const auto known = std::find_if(tables_.begin(), tables_.end(), [&](const Table& table) {
+    return list.size() == table.list.size() &&
+           memcmp(list.data(), table.list.data(), list.size() * sizeof(DenseTensor)) == 0;
+  });
+  if (known == tables_.end()) {
+    tables_.push_front({list, make_table(list, stream.device())});
+    if (tables_.size() > kTables) tables_.pop_back();  // torch keeps its memory until the stream is done with it
+  } else {
+    std::rotate(tables_.begin(), known, known + 1);
   }
-  return static_cast<const DenseTensor*>(table_.data_ptr());
+  return static_cast<const DenseTensor*>(tables_.front().on_device.data_ptr());
 }
 
 }  // namespace overflowstat::cuda

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstddef>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -48,13 +49,19 @@ at::Tensor make_table(const std::vector<DenseTensor>& list, at::Device device);
 class StreamMemory {
  public:
   void* workspace(size_t tensors, const c10::cuda::CUDAStream& stream);
-  // Sent to the device only where it is not the list that is there: from batch to batch the weights of a model seldom
-  // move.
+  // Sent to the device only where it is none of the lists that were used last: from batch to batch the weights of a
+  // model seldom move.
   const DenseTensor* table(const std::vector<DenseTensor>& list, const c10::cuda::CUDAStream& stream);
 
  private:
-  at::Tensor workspace_, table_;
-  std::vector<DenseTensor> list_;  // that the table holds
+  struct Table {
+    std::vector<DenseTensor> list;
+    at::Tensor on_device;
+  };
+  static constexpr size_t kTables = 4;  // a few models' weights, or some long list beside them
+
+  at::Tensor workspace_;
+  std::deque<Table> tables_;  // that used last in front
 };
 
 }  // namespace overflowstat::cuda

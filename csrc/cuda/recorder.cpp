@@ -1,5 +1,6 @@
 #include "recorder.h"
 
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -58,7 +59,7 @@ uint64_t launch_on(const c10::cuda::CUDAStream& stream, const std::vector<const 
 }  // namespace
 
 Ring& Recorder::ring_for(size_t rows) {
-  if (!ring_ || rows > ring_->ring.capacity()) {
+  if (!ring_ || 2 * rows > ring_->ring.capacity()) {
     auto larger = std::make_unique<PinnedRing>(std::max(rows_, 2 * rows), limit_);
     // An outgrown ring lives as long as the frames that are in it, which nobody can tell: it is left to them.
     ring_.release();
@@ -88,7 +89,10 @@ void Recorder::launch(const std::vector<Source>& sources, Reading& reading) {
           std::move(entries), launches);
       continue;
     }
-    const std::shared_ptr<Frame> frame = ring_for(list.size()).begin(list.size(), poll_of(stream));
+    Ring& ring = ring_for(list.size());
+    const uint64_t waits_before = ring.waits();
+    const std::shared_ptr<Frame> frame = ring.begin(list.size(), poll_of(stream));
+    reading.count_waits(ring.waits() - waits_before);
     const StreamKey key = key_of(stream);
     uint64_t launches = 0;
     try {
@@ -107,7 +111,10 @@ Recorder& recorder() {
 }
 
 uint64_t current_capture() {
-  const CaptureState state = capture_state(c10::cuda::getCurrentCUDAStream());
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
+  // Asking would make a context, hundreds of megabytes, on a device that nothing else uses.
+  if (!c10::cuda::hasPrimaryContext(stream.device_index())) return 0;
+  const CaptureState state = capture_state(stream);
   return state.capture ? state.capture->id : 0;
 }
 
