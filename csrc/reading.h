@@ -44,8 +44,8 @@ class Reading {
 
   // Whether rows() would not wait.
   bool ready();
-  // All entries; waits for those on a device, each device's for `limit` at most. Those inside a CUDA graph are what its
-  // last replay left, without a wait.
+  // All entries; waits for those on a device until `limit` after they were launched. Those inside a CUDA graph are what
+  // its last replay left, without a wait.
   std::vector<Entry> rows(std::chrono::nanoseconds limit);
   // One of these entries.
   Entry entry(size_t i, std::chrono::nanoseconds limit);

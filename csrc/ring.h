@@ -5,6 +5,7 @@
 // callback.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +39,7 @@ class Frame {
     return lock.owns_lock() && (retired_ || all_arrived());  // else somebody waits for it just now
   }
 
-  // What arrived: rows that had not when the device failed, or when `limit` was over, are missing.
+  // What arrived: rows that had not when the device failed, or in time, are missing.
   struct Result {
     std::vector<std::pair<bool, StatsRow>> rows;  // (whether it arrived, row)
     std::string failure;                          // why some are missing, empty if none is
@@ -46,7 +47,8 @@ class Frame {
     bool waited = false;
   };
 
-  // Waits until ready; the frame's rows in the ring are free for others afterwards. The same result each time.
+  // Waits until ready, but not beyond `limit` after the frame was begun: so that many frames of a device that does not
+  // answer take no longer than one. Its rows in the ring are free for others afterwards. The same result each time.
   const Result& result(std::chrono::nanoseconds limit) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!retired_) {
@@ -70,7 +72,8 @@ class Frame {
   }
 
   void wait(std::chrono::nanoseconds limit) {
-    Wait wait = wait_until([this] { return all_arrived(); }, poll_, limit);
+    const auto left = std::max(std::chrono::nanoseconds::zero(), limit - (Clock::now() - begun_));
+    Wait wait = wait_until([this] { return all_arrived(); }, poll_, left);
     result_.waited = wait.waited;
     result_.timed_out = wait.timed_out;
     // A device that has come to an end wrote its rows before: only now is a missing one known to be missing.
@@ -78,9 +81,12 @@ class Frame {
     result_.failure = wait.failure.empty() ? "the device finished without writing its rows" : std::move(wait.failure);
   }
 
+  using Clock = std::chrono::steady_clock;
+
   StampedRow* const rows_;
   const size_t count_;
   const uint64_t stamp_;
+  const Clock::time_point begun_ = Clock::now();
   Poll poll_;
   std::mutex mutex_;
   size_t arrived_ = 0;  // rows before this one are there

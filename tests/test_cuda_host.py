@@ -354,6 +354,17 @@ def test_rows_that_do_not_come_in_time_are_missing(cuda: FakeCuda, recorder: Fak
     assert 0.05 < time.monotonic() - start < 10
 
 
+def test_many_frames_of_a_device_that_does_not_answer_take_no_longer_than_one(
+    cuda: FakeCuda, recorder: FakeRecorder
+) -> None:
+    cuda.turns_a_query(0)
+    readings = [recorder.launch(some(2)) for _ in range(50)]
+    start = time.monotonic()
+    for reading in readings:
+        assert reading.rows(limit=0.5) == ["the device did not answer in time"] * 2
+    assert time.monotonic() - start < 5
+
+
 def test_a_list_longer_than_the_ring_gets_a_larger_one_and_older_frames_are_still_read(cuda: FakeCuda) -> None:
     recorder = cuda.recorder(rows=4)
     frames = [some(count) for count in (3, 9, 2, 70, 1)]
@@ -694,6 +705,13 @@ def test_memory_of_a_graph_that_is_not_ready_in_time_is_an_error(cuda: FakeCuda,
             recorder.launch(some(3))
         assert 0.05 < time.monotonic() - start < 10
     assert graph.error == 0 and graph.nodes() == []
+
+
+def test_asking_for_the_capture_is_one_question(cuda: FakeCuda, stream: Stream) -> None:
+    with cuda.on(stream):
+        cuda.counts()
+        assert cuda.current_capture() == 0
+    assert cuda.counts() == Counter({"cudaGetDevice": 1, "cudaStreamGetCaptureInfo": 1})
 
 
 def test_captures_have_numbers_of_their_own(cuda: FakeCuda, stream: Stream) -> None:

@@ -157,8 +157,9 @@ def calls_of_the_runtime(run: Callable[[], object]) -> Counter[str]:
 FORBIDDEN = ("Synchronize", "Memcpy", "Memset", "Malloc", "HostAlloc", "HostRegister", "Free", "Event")
 
 
+@pytest.mark.parametrize("check", ["batch", "step"])
 @pytest.mark.parametrize("layers", [5, 50], ids=["weights in the arguments", "weights in a table"])
-def test_a_watched_batch_launches_once_a_module_and_does_nothing_else(layers: int) -> None:
+def test_a_watched_batch_launches_once_a_module_and_does_nothing_else(layers: int, check: CheckName) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(layers)]).half().cuda()
     x = torch.randn(8, 32, dtype=torch.float16, device="cuda")
@@ -171,7 +172,7 @@ def test_a_watched_batch_launches_once_a_module_and_does_nothing_else(layers: in
     plain = calls_of_the_runtime(batch)
     if not any("LaunchKernel" in name for name in plain):
         pytest.skip("the profiler sees no call of the runtime here")
-    with Monitor(model, recorder="native", check="step", sinks=[]) as monitor:
+    with Monitor(model, recorder="native", check=check, sinks=[]) as monitor:
         for _ in range(2):  # memory, table
             batch()
             torch.cuda.synchronize()
@@ -182,7 +183,8 @@ def test_a_watched_batch_launches_once_a_module_and_does_nothing_else(layers: in
     assert {name: n for name, n in more.items() if n and any(part in name for part in FORBIDDEN)} == {}
     # All weights; the input and what the first module made of it; what each of the others made.
     assert sum(n for name, n in more.items() if "LaunchKernel" in name) == 1 + layers
-    assert after.launches - before.launches == 1 + layers and after.syncs == before.syncs
+    assert after.launches - before.launches == 1 + layers
+    assert after.syncs - before.syncs <= (1 if check == "batch" else 0)
 
 
 def test_reading_a_gigabyte_takes_next_to_no_memory() -> None:
