@@ -12,13 +12,20 @@ from pathlib import Path
 KEPT = Path(__file__).parent.parent / "build" / "for_tests"  # from run to run
 
 
-def compile_once(command: Sequence[str], name: str, sources: Iterable[Path], folder: Path = KEPT) -> Path:
+def compile_once(
+    command: Sequence[str],
+    name: str,
+    sources: Iterable[Path],
+    folder: Path = KEPT,
+    identity: Sequence[str] | None = None,
+) -> Path:
     """The file `name` that the command makes with `-o`, beside `log`, which holds what the compiler said.
 
     Run only where `folder` has no result of this command, this compiler and the bytes of these sources. Of processes
     that want the same at once one compiles and the others wait for it. Raises with the compiler's output.
+    `identity` takes the command's place where that names folders of which only the content counts.
     """
-    digest = hashlib.sha256("\0".join([*command, name]).encode())
+    digest = hashlib.sha256("\0".join([*(command if identity is None else identity), name]).encode())
     digest.update(subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout)
     for path in sorted(sources):
         digest.update(path.read_bytes())

@@ -5,24 +5,20 @@ ones, as fibers (tests/cuda_on_cpu)."""
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from compile_once import KEPT, compile_once
 from device_on_cpu import COMMON_FLAGS, CSRC, FORMATS, STANDIN, TESTS, Row, RowDecoder, compiler
 from expected_rows import ExpectedRow
 
 FOLDER = TESTS / "cuda_host"
-COMPILED = TESTS.parent / "build" / "cuda_host"  # kept from run to run, named by a hash of the sources
 UNDER_TEST = [f"cuda/{name}" for name in ("recorder.cpp", "graph.cpp", "memory.cpp", "stream.cpp", "reduce.cu")]
 UNDER_TEST.append("reading.cpp")
 MACHINE = ["machine.cpp", "torch.cpp"]
@@ -37,16 +33,12 @@ class Build:
     driver: str = "driver.cpp"
     program: bool = False  # instead of a library for ctypes
 
-    def compile(self, csrc: Path = CSRC, folder: Path = COMPILED) -> Path:
-        """Compiles what `folder` does not have yet; raises with the compiler's output."""
-        folder.mkdir(parents=True, exist_ok=True)
-        sources = [*(csrc / name for name in UNDER_TEST), *(FOLDER / name for name in (*MACHINE, self.driver))]
-        objects = [self._object(source, csrc) for source in sources]
-        target = folder / ("host-" + hashlib.sha256(" ".join(map(str, objects)).encode()).hexdigest()[:24])
+    def compile(self, csrc: Path = CSRC, folder: Path = KEPT) -> Path:
+        objects = [self._object(csrc / name, csrc) for name in UNDER_TEST]
+        objects += [self._object(FOLDER / name, csrc) for name in (*MACHINE, self.driver)]
         kind = [] if self.program else ["-shared"]
-        if not target.exists():
-            run([*kind, "-pthread", *self.flags, *map(str, objects)], target)
-        return target
+        command = [compiler() or "", *kind, "-pthread", *self.flags, *map(str, objects)]
+        return compile_once(command, "host" if self.program else "host.so", [], folder)
 
     def _object(self, source: Path, csrc: Path) -> Path:
         """One for all copies of a source that are alike and include the same."""
@@ -54,31 +46,9 @@ class Build:
         # Small blocks and chunks: little data then has many of both.
         sizes = ["-DOVERFLOWSTAT_CUDA_THREADS=32", "-DOVERFLOWSTAT_CUDA_CHUNK_BYTES=1024"]
         options = [*COMMON_FLAGS, *self.flags, *sizes, "-DOVERFLOWSTAT_CUDA_LANE_BITS=32", "-fPIC"]
-        digest = hashlib.sha256(f"{compiler_version()} {options}".encode())
-        for path in sorted(included_by(source, includes), key=lambda path: path.name):
-            digest.update(path.read_bytes())
-        COMPILED.mkdir(parents=True, exist_ok=True)
-        target = COMPILED / f"{source.stem}-{digest.hexdigest()[:24]}.o"
-        if not target.exists():
-            search = [part for folder in includes for part in ("-I", str(folder))]
-            run([*options, *search, "-c", "-x", "c++", str(source)], target)
-        return target
-
-
-@cache
-def compiler_version() -> str:
-    cxx = compiler()
-    assert cxx is not None, "no C++ compiler"
-    return subprocess.run([cxx, "--version"], capture_output=True, check=True, text=True).stdout
-
-
-def run(options: Sequence[str], target: Path) -> None:
-    cxx = compiler()
-    assert cxx is not None, "no C++ compiler"
-    partial = target.with_suffix(f".{os.getpid()}")
-    done = subprocess.run([cxx, *options, "-o", str(partial)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    partial.rename(target)
+        search = [part for folder in includes for part in ("-I", str(folder))]
+        command = [compiler() or "", *options, *search, "-c", "-x", "c++", str(source)]
+        return compile_once(command, f"{source.stem}.o", included_by(source, includes), identity=options)
 
 
 def included_by(source: Path, folders: Sequence[Path]) -> set[Path]:

@@ -32,7 +32,6 @@ from torch import Tensor
 
 pytestmark = [
     pytest.mark.any_torch,
-    pytest.mark.xdist_group("cuda_host"),  # which has some minutes of compiling to share
     pytest.mark.skipif(compiler() is None, reason="compiling the host side needs a C++ compiler"),
 ]
 

@@ -16,7 +16,6 @@ from fake_cuda import FOLDER, Build, changed
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.any_torch,
-    pytest.mark.xdist_group("cuda_host"),
     pytest.mark.skipif(compiler() is None, reason="compiling the host side needs a C++ compiler"),
 ]
 
