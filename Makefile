@@ -17,9 +17,11 @@ RESULTS := benchmarks/results
 ENVIRONMENT := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),$(abspath $(VENV)))
 RUN := $(ENVIRONMENT)/bin/python
 INSTALL := VIRTUAL_ENV="$(VIRTUAL_ENV)" .ci/environment "$(ENVIRONMENT)" "$(PYTHON)" "$(TORCH)"
-# A process for each core, and no more than four, for each holds up to 3 GiB. Every process has as many of torch's
-# threads as there are cores: those that wait must not take the cores from those that work.
-PYTEST := OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n logical --maxprocesses 4 --dist loadgroup
+# A process for each core, and no more than four, for each holds up to 3 GiB. The tests of a file stay in one process, so
+# that nothing they share is made twice; files in the order of their names, in which the longest are not the last. Every
+# process has as many of torch's threads as there are cores: those that wait must not take the cores from those that work.
+PROCESSES := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_WAIT_POLICY=passive $(RUN) -m pytest -q $(PROCESSES)
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
 .PHONY: test test-all demo bench lint format gpu-check

@@ -33,8 +33,7 @@ ARCHITECTURE = "9.0+PTX"  # one, to spare time: the installation that runs these
 PLANNED = toolkit.make_plan(toolkit.gather_facts({"PATH": os.environ["PATH"], "TORCH_CUDA_ARCH_LIST": ARCHITECTURE}))
 
 needs_cuda_torch = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
-# In one process, since they share what they compile.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installations")]
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
