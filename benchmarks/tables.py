@@ -82,15 +82,17 @@ def replace(text: str, name: str, content: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kernel", type=Path)
-    parser.add_argument("overhead", type=Path)
+    parser.add_argument(
+        "results", type=Path, nargs="+", help="JSON of kernel.py or of overhead.py, told by its content"
+    )
     options = parser.parse_args()
     text = README.read_text()
-    for name, path, write in (
-        ("kernel", options.kernel, kernel_table),
-        ("overhead", options.overhead, overhead_table),
-    ):
-        text = replace(text, name, write(json.loads(path.read_text()), path))
+    for path in options.results:
+        results = json.loads(path.read_text())
+        if "ratio_to_plain" in results["rows"][0]:
+            text = replace(text, "overhead", overhead_table(results, path))
+        else:
+            text = replace(text, "kernel", kernel_table(results, path))
     README.write_text(text)
 
 

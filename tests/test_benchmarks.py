@@ -4,6 +4,7 @@ import itertools
 
 import llama
 import pytest
+import tables
 import torch
 from bandwidth import Comparison, verdict
 from measure import Ratio, Timing, interleaved
@@ -118,3 +119,22 @@ def test_the_function_that_is_compiled_asks_what_the_reference_asks() -> None:
     assert (low.item(), high.item()) == (stats.abs_min, stats.abs_max) == (0.5, 7.0)
     assert not nan and not inf
     assert [bool(flag) for flag in fused(torch.tensor([float("nan"), float("-inf")]))[2:]] == [True, True]
+
+
+def test_a_table_goes_between_its_marks_and_nowhere_else() -> None:
+    text = "before\n<!-- a -->\nold\n<!-- /a -->\n<!-- b -->\nkept\n<!-- /b -->\nafter\n"
+    new = tables.replace(text, "a", "first\nsecond")
+    assert new == text.replace("old", "first\nsecond")
+    assert tables.replace(new, "a", "old") == text
+
+
+@pytest.mark.parametrize("text", ["", "<!-- a -->\n", "<!-- a -->\nx\n<!-- /a -->\n<!-- a -->\ny\n<!-- /a -->\n"])
+def test_a_table_without_a_place_of_its_own_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no place, or several, for a"):
+        tables.replace(text, "a", "x")
+
+
+def test_the_readme_has_a_place_for_each_table() -> None:
+    text = tables.README.read_text()
+    for name in ("kernel", "overhead"):
+        assert f"<!-- {name} -->\nx\n<!-- /{name} -->" in tables.replace(text, name, "x")
