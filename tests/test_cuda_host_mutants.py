@@ -105,11 +105,17 @@ MUTANTS = [
     Mutant(
         "a table is taken for another of its length",
         "cuda/memory.cpp",
-        "memcmp(list.data(), list_.data(), list.size() * sizeof(DenseTensor)) == 0",
+        "memcmp(list.data(), table.list.data(), list.size() * sizeof(DenseTensor)) == 0",
         "true",
         "sent_once",
     ),
-    Mutant("a table is never taken for there", "cuda/memory.cpp", "    list_ = list;\n", "", "steady_batch"),
+    Mutant(
+        "a table is never taken for there",
+        "cuda/memory.cpp",
+        "tables_.push_front({list, make_table",
+        "tables_.push_front({{}, make_table",
+        "steady_batch",
+    ),
     Mutant(
         "streams share a workspace",
         "cuda/stream.h",
