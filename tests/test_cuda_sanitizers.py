@@ -194,13 +194,15 @@ MUTANTS = [
     Mutant(
         "a stamp before its row",
         "plain",
-        "  slot->row = row;\n  __threadfence_system();\n  *there = stamp;\n",
+        "  slot->row = row;\n  __threadfence_system();\n"
+        "  if (stamp == kNextStamp) stamp = *there + 1;\n"
+        "  *there = stamp;\n",
         "  *there = stamp;\n  __threadfence_system();\n  slot->row = row;\n",
     ),
     Mutant(
         "a stamp before the fence",
         "plain",
-        "  __threadfence_system();\n  *there = stamp;\n",
+        "  __threadfence_system();\n  if (stamp == kNextStamp) stamp = *there + 1;\n  *there = stamp;\n",
         "  *there = stamp;\n  __threadfence_system();\n",
     ),
     Mutant(

@@ -393,11 +393,11 @@ __device__ __forceinline__ StatsRow take_row(Partial* partial, uint64_t numel) {
 // Hands a row to whoever waits for its stamp: the host sees the one no earlier than the other. A volatile store is one
 // that the compiler neither tears nor moves.
 __device__ __forceinline__ void publish(StampedRow* slot, const StatsRow& row, uint64_t stamp) {
+  // Read only where it has to be: from the host's memory that takes a microsecond.
   volatile uint64_t* there = &slot->stamp;
-  // Not read otherwise: from the host's memory that takes a microsecond.
-  if (stamp == kNextStamp) stamp = *there + 1;
   slot->row = row;
   __threadfence_system();
+  if (stamp == kNextStamp) stamp = *there + 1;
   *there = stamp;
 }
 
@@ -448,6 +448,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     chunk = stop;
   }
   if (!is_last_block(workspace)) return;
+#pragma unroll 1  // for its registers
   for (uint32_t t = threadIdx.x; t < list.count; t += kThreads) {
     publish(&rows[t], take_row(&workspace->partials[t], tensors[t].numel), stamp);
   }
