@@ -117,6 +117,13 @@ MUTANTS = [
         "steady_batch",
     ),
     Mutant(
+        "every long list is kept",
+        "cuda/memory.cpp",
+        "    if (tables_.size() > kTables) tables_.pop_back();",
+        "",
+        "take_turns_without_being_sent",
+    ),
+    Mutant(
         "streams share a workspace",
         "cuda/stream.h",
         "stream.device_index(), stream.id()",
