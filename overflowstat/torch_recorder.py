@@ -132,7 +132,7 @@ def _is_in_its_storage(tensor: Tensor) -> bool:
     extent = tensor.numel()
     if not tensor.is_contiguous():
         extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + extent) * tensor.itemsize <= tensor.untyped_storage().nbytes()
+    return int(tensor.storage_offset() + extent) * tensor.itemsize <= tensor.untyped_storage().nbytes()
 
 
 def _repeat(tensor: Tensor) -> int:
