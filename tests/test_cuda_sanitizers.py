@@ -133,6 +133,8 @@ class Mutant:
     new: str
 
 
+STAMP = "  if (stamp == kNextStamp) {\n    *there = *there + 1;\n  } else {\n    *there = stamp;\n  }\n"
+
 MUTANTS = [
     Mutant(
         "no barrier before the warps' parts are read",
@@ -194,16 +196,14 @@ MUTANTS = [
     Mutant(
         "a stamp before its row",
         "plain",
-        "  slot->row = row;\n  __threadfence_system();\n"
-        "  if (stamp == kNextStamp) stamp = *there + 1;\n"
-        "  *there = stamp;\n",
-        "  *there = stamp;\n  __threadfence_system();\n  slot->row = row;\n",
+        "  slot->row = row;\n  __threadfence_system();\n" + STAMP,
+        STAMP + "  __threadfence_system();\n  slot->row = row;\n",
     ),
     Mutant(
         "a stamp before the fence",
         "plain",
-        "  __threadfence_system();\n  if (stamp == kNextStamp) stamp = *there + 1;\n  *there = stamp;\n",
-        "  *there = stamp;\n  __threadfence_system();\n",
+        "  __threadfence_system();\n" + STAMP,
+        STAMP + "  __threadfence_system();\n",
     ),
     Mutant(
         "a row after the fence",
@@ -212,8 +212,8 @@ MUTANTS = [
         "  __threadfence_system();\n  slot->row = row;\n",
     ),
     Mutant("half a stamp", "plain", "*there = stamp;", "*there = static_cast<uint32_t>(stamp);"),
-    Mutant("a replay that is not counted", "plain", "stamp = *there + 1;", "stamp = *there;"),
-    Mutant("a launch that is counted and was given a stamp", "plain", "if (stamp == kNextStamp) stamp", "stamp"),
+    Mutant("a replay that is not counted", "plain", "*there = *there + 1;", "*there = *there;"),
+    Mutant("a launch that is counted and was given a stamp", "plain", "*there = stamp;", "*there = *there + 1;"),
     Mutant(
         "the table and the arguments mixed up",
         "plain",

@@ -90,9 +90,7 @@ def faults(compiled: Compiled) -> list[str]:
 @needs_compiler
 @needs_disassembler
 def test_loads_are_of_16_bytes_and_all_on_their_way_before_the_first_is_used(compiled: tuple[str, Compiled]) -> None:
-    # On 10.0 a few bytes where a row is published, outside of every loop that reads; to be brought to none.
-    allowed = {"dense_kernel spills"} if compiled[0] == "10.0" else set()
-    assert set(faults(compiled[1])) <= allowed
+    assert faults(compiled[1]) == []
 
 
 @needs_compiler

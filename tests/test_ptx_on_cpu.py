@@ -206,9 +206,9 @@ STAMP = "st.volatile.global.u64 [%rd2+56], %rd7; "
 @pytest.mark.parametrize("fence", [FENCE, "fence.acq_rel.sys; "])
 def test_a_row_a_fence_and_a_stamp_in_this_order_are_proved(fence: str) -> None:
     program = parse(PROGRAM.format(body=ROW + fence + STAMP))
-    assert check_stamps_follow_fences(program, "kernel", 0, 1) == (8, 1)
+    assert check_stamps_follow_fences(program, "kernel", 0) == (8, 1)
     loop = "$next: " + ROW + fence + STAMP + "setp.lt.u32 %p1, %r1, 5; @%p1 bra $next;"
-    assert check_stamps_follow_fences(parse(PROGRAM.format(body=loop)), "kernel", 0, 1) == (8, 1)
+    assert check_stamps_follow_fences(parse(PROGRAM.format(body=loop)), "kernel", 0) == (8, 1)
 
 
 @pytest.mark.parametrize(
@@ -238,4 +238,4 @@ def test_a_row_a_fence_and_a_stamp_in_this_order_are_proved(fence: str) -> None:
 )
 def test_a_stamp_that_may_come_before_its_row_is_not(body: str) -> None:
     with pytest.raises(PtxError, match="a stamp where its row may be"):
-        check_stamps_follow_fences(parse(PROGRAM.format(body=body)), "kernel", 0, 1)
+        check_stamps_follow_fences(parse(PROGRAM.format(body=body)), "kernel", 0)

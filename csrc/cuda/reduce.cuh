@@ -393,12 +393,16 @@ __device__ __forceinline__ StatsRow take_row(Partial* partial, uint64_t numel) {
 // Hands a row to whoever waits for its stamp: the host sees the one no earlier than the other. A volatile store is one
 // that the compiler neither tears nor moves.
 __device__ __forceinline__ void publish(StampedRow* slot, const StatsRow& row, uint64_t stamp) {
-  // Read only where it has to be: from the host's memory that takes a microsecond.
   volatile uint64_t* there = &slot->stamp;
   slot->row = row;
   __threadfence_system();
-  if (stamp == kNextStamp) stamp = *there + 1;
-  *there = stamp;
+  // Two stores, because one of a variable that is either would hold that from the kernel's start on: two registers too
+  // many for sm_100.
+  if (stamp == kNextStamp) {
+    *there = *there + 1;
+  } else {
+    *there = stamp;
+  }
 }
 
 // An atomic, since the ticket was last touched by atomics of other blocks that nothing here is ordered after.

@@ -12,6 +12,8 @@ from enum import Enum, auto
 from ptx_on_cpu.operands import TYPES
 from ptx_on_cpu.program import Function, Instruction, Program, PtxError
 
+ADDRESSES = ("mov", "cvta", "add", "sub", "mad", "selp")  # opcodes that make one address of another
+
 
 class RowState(Enum):
     NOT_WRITTEN = auto()
@@ -19,16 +21,15 @@ class RowState(Enum):
     FENCED = auto()
 
 
-def check_stamps_follow_fences(program: Program, kernel: str, rows: int, stamp: int) -> tuple[int, int]:
+def check_stamps_follow_fences(program: Program, kernel: str, rows: int) -> tuple[int, int]:
     """Every path to the store of a stamp writes its row, then has a fence of system scope. Raises PtxError if not.
 
-    `rows` and `stamp` say which parameters of the kernel these are. Returns how many bytes of rows and how many stamps
-    the program stores: where either is 0, nothing was proved.
+    `rows` says which parameter of the kernel these are; the volatile stores there are those of stamps. Returns how many
+    bytes of rows and how many stamps the program stores: where either is 0, nothing was proved.
     """
     function = program.functions[kernel]
     stores = _stores_to(program, function, function.parameters[rows].name)
-    stamped = _flow(program, function, function.parameters[stamp].name, ("mov",))
-    stamps = {at for at in stores if program.instructions[at].operands[1] in stamped}
+    stamps = {at for at in stores if "volatile" in program.instructions[at].modifiers}
 
     states: dict[int, set[RowState]] = {at: set() for at in _body(program, function)}
     unvisited = [(function.first, RowState.NOT_WRITTEN)]
@@ -71,8 +72,19 @@ def _successors(program: Program, at: int) -> Iterator[int]:
         yield at + 1
 
 
-def _flow(program: Program, function: Function, parameter: str, opcodes: tuple[str, ...]) -> set[str]:
-    """Registers that hold a parameter, or what these instructions make of it."""
+def _stores_to(program: Program, function: Function, pointer: str) -> set[int]:
+    """Stores whose address is made from a pointer that is a parameter."""
+    addresses = _made_of(program, function, pointer)
+    return {
+        at
+        for at in _body(program, function)
+        if program.instructions[at].opcode == "st"
+        and program.instructions[at].operands[0].strip("[]").split("+")[0] in addresses
+    }
+
+
+def _made_of(program: Program, function: Function, parameter: str) -> set[str]:
+    """Registers that hold a parameter, or an address made of it."""
     found: set[str] = set()
     while True:
         before = len(found)
@@ -80,18 +92,7 @@ def _flow(program: Program, function: Function, parameter: str, opcodes: tuple[s
             instruction = program.instructions[at]
             sources = instruction.operands[1:]
             is_load = instruction.opcode == "ld" and sources[0] in (f"[{parameter}]", f"[{parameter}+0]")
-            if is_load or (instruction.opcode in opcodes and found & set(sources)):
+            if is_load or (instruction.opcode in ADDRESSES and found & set(sources)):
                 found.add(instruction.operands[0])
         if len(found) == before:
             return found
-
-
-def _stores_to(program: Program, function: Function, pointer: str) -> set[int]:
-    """Stores whose address is made from a pointer that is a parameter."""
-    addresses = _flow(program, function, pointer, ("mov", "cvta", "add", "sub", "mad", "selp"))
-    return {
-        at
-        for at in _body(program, function)
-        if program.instructions[at].opcode == "st"
-        and program.instructions[at].operands[0].strip("[]").split("+")[0] in addresses
-    }
