@@ -4,6 +4,7 @@ A recorder takes any number of tensors and gives a `Row` for each. The two are i
 """
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -140,12 +141,17 @@ class NativeRecorder:
         return self._works_on[device]
 
     def _first_problem(self, device: torch.device) -> str | None:
-        two = torch.ones(2, 2, device=device)  # by each of the two passes
+        four = torch.tensor([[1.0, -2.0], [math.inf, math.nan]], device="cpu")
         try:
-            rows = self.extension.record([two, two[:, 0]]).rows()
+            rows, expected = (
+                self.extension.record([tensor, tensor[:, 0]]).rows()  # by each of the two passes
+                for tensor in (four.to(device), four)
+            )
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return next((row for row in rows if isinstance(row, str)), None)
+        if rows == expected:
+            return None
+        return next((row for row in rows if isinstance(row, str)), f"it finds {rows} in place of {expected}")
 
 
 def _name(device: torch.device) -> str:
