@@ -133,8 +133,9 @@ PYBIND11_MODULE(_C, module) {
 
   py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays);
   py::class_<FrameLog>(module, "FrameLog")
-      .def(py::init<const std::vector<py::object>&, int64_t, py::object, py::object, py::object>(), py::arg("modules"),
-           py::arg("keep"), py::arg("measure"), py::arg("works_on"), py::arg("items"))
+      .def(py::init<const std::vector<py::object>&, int64_t, py::object, py::object, py::object, py::object>(),
+           py::arg("modules"), py::arg("keep"), py::arg("measure"), py::arg("works_on"), py::arg("capture"),
+           py::arg("items"))
       .def("start_batch", &FrameLog::start_batch)
       .def("configure", &FrameLog::configure)
       .def("forget_weights", &FrameLog::forget_weights)

@@ -85,10 +85,14 @@ struct FrameLog::CallTensors {
 };
 
 FrameLog::FrameLog(const std::vector<py::object>& modules, int64_t keep, py::object measure, py::object works_on,
-                   py::object items)
-    : keep_(keep), measure_(std::move(measure)), works_on_(std::move(works_on)), items_(std::move(items)) {
+                   py::object capture, py::object items)
+    : keep_(keep),
+      measure_(std::move(measure)),
+      works_on_(std::move(works_on)),
+      capture_(std::move(capture)),
+      items_(std::move(items)) {
   const auto visit = [&](uint32_t, PyObject* value) {
-    uses_cuda_ = uses_cuda_ || (THPVariable_Check(value) && THPVariable_Unpack(value).is_cuda());
+    uses_device_ = uses_device_ || (THPVariable_Check(value) && !THPVariable_Unpack(value).is_cpu());
   };
   for (const py::object& module : modules) {
     modules_.emplace_back(module);
@@ -236,7 +240,7 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
   const auto visit = [&](uint32_t label, PyObject* value) {
     if (THPVariable_Check(value)) {
       tensors.emplace_back(py::reinterpret_borrow<py::object>(value), call->lines.size());
-      uses_cuda_ = uses_cuda_ || THPVariable_Unpack(value).is_cuda();
+      uses_device_ = uses_device_ || !THPVariable_Unpack(value).is_cpu();
     }
     call->lines.push_back({label, value == Py_None ? "None" : "not a tensor"});
   };
@@ -258,7 +262,7 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     walk.values(output.ptr(), labels_.outputs());
   }
 
-  const uint64_t graph = uses_cuda_ ? current_capture() : 0;
+  const uint64_t graph = uses_device_ ? capture_().cast<uint64_t>() : 0;
   if (!has_weights_ || weights_graph_ != graph) read_weights(graph);
   CallTensors unread;
   for (const auto& [object, line] : tensors) {

@@ -57,10 +57,11 @@ struct Call {
 class FrameLog {
  public:
   // `keep` calls are kept when they have been judged, all if it is negative. measure(tensors, graph) gives a
-  // Measurement of those that cannot be read here, works_on(device) tells whether the extension can read there, items
-  // is overflowstat.capture.items, or None to see only positional arguments and tuples.
+  // Measurement of those that cannot be read here, works_on(device) tells whether the extension can read there,
+  // capture() is current_capture, items is overflowstat.capture.items, or None to see only positional arguments and
+  // tuples.
   FrameLog(const std::vector<pybind11::object>& modules, int64_t keep, pybind11::object measure,
-           pybind11::object works_on, pybind11::object items);
+           pybind11::object works_on, pybind11::object capture, pybind11::object items);
 
   void start_batch(int64_t number, bool keep_weights);
   void configure(bool is_watching, bool is_told, bool always_look, bool reuse);
@@ -98,7 +99,7 @@ class FrameLog {
   std::recursive_mutex mutex_;
   std::vector<pybind11::weakref> modules_;
   const int64_t keep_;
-  const pybind11::object measure_, works_on_, items_;
+  const pybind11::object measure_, works_on_, capture_, items_;
   std::vector<std::optional<bool>> works_on_cuda_;  // for each device, once it was asked for
 
   Labels labels_;
@@ -106,7 +107,8 @@ class FrameLog {
   uint64_t weights_graph_ = 0;       // in which they were
   int64_t batch_number_ = 0;
   bool is_watching_ = true, is_told_ = false, always_look_ = false, reuse_ = true;
-  bool has_weights_ = false, has_calls_ = false, uses_cuda_ = false;
+  bool has_weights_ = false, has_calls_ = false;
+  bool uses_device_ = false;  // a model on the CPU alone is in no CUDA graph
 
   std::deque<std::shared_ptr<Call>> queue_, kept_;
   std::deque<std::pair<uint64_t, std::shared_ptr<Call>>> captured_;

@@ -308,6 +308,7 @@ class NativeFrameLog:
             keep=-1 if keep is None else keep,
             measure=functools.partial(measure, recorder),
             works_on=recorder.works_on,
+            capture=recorder.extension.current_capture,
             items=capture.items if nested else None,
         )
 

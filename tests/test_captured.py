@@ -6,6 +6,7 @@ and is read again in each replay, as the device does it.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from overflowstat import BatchLimitReached, Monitor, NonFiniteError
 from overflowstat.frames import Frame
-from overflowstat.recorder import Reading, Recorder, Replays, make_recorder
+from overflowstat.recorder import NativeRecorder, Reading, Recorder, Replays, make_recorder
 from overflowstat.row import Row
 
 
@@ -37,6 +38,8 @@ class GraphReading:
 
 class GraphRecorder(Recorder):
     name = "graph"
+    launches_until_first = 2
+    """Those of all weights, and of the first module."""
 
     def __init__(self) -> None:
         self.recorder = make_recorder("torch")
@@ -68,6 +71,26 @@ class GraphRecorder(Recorder):
             reading.completed += 1
 
 
+class NativeGraphRecorder(GraphRecorder, NativeRecorder):
+    """With the log of calls that is written in C++, which leaves tensors of a class of their own to its recorder.
+
+    Such weights are read in their modules.
+    """
+
+    launches_until_first = 1
+
+    def __init__(self) -> None:
+        GraphRecorder.__init__(self)
+        native = make_recorder("native")
+        assert isinstance(native, NativeRecorder)
+        own = {"has_cuda": False, "current_capture": lambda: self.graph or 0}
+        NativeRecorder.__init__(self, SimpleNamespace(**{**vars(native.extension), **own}))
+
+
+class Foreign(Tensor):
+    """And what is made of one."""
+
+
 class Keeps:
     every_frame = True
 
@@ -86,16 +109,17 @@ class Static(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(size), requires_grad=False)
-        self.made = torch.zeros(size)
+        self.scale = nn.Parameter(torch.ones(size).as_subclass(Foreign), requires_grad=False)
+        self.made = torch.zeros(size).as_subclass(Foreign)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.mul(x, self.scale, out=self.made)
 
 
-@pytest.fixture
-def recorder() -> GraphRecorder:
-    return GraphRecorder()
+@pytest.fixture(params=[GraphRecorder, NativeGraphRecorder], ids=["log in Python", "log in C++"])
+def recorder(request: pytest.FixtureRequest) -> GraphRecorder:
+    made: GraphRecorder = request.param()
+    return made
 
 
 class Model(nn.Module):
@@ -103,6 +127,8 @@ class Model(nn.Module):
         super().__init__()
         self.first = Static(3)
         self.second = Static(3)
+        # A model that is on the CPU alone is in no CUDA graph.
+        self.elsewhere = nn.Parameter(torch.empty(1, device="meta"), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.second(self.first(x))
@@ -114,7 +140,7 @@ def model() -> Model:
     return Model()
 
 
-X = torch.ones(3)
+X = torch.ones(3).as_subclass(Foreign)
 
 
 def rerun(model: Model, value: float) -> None:
@@ -249,7 +275,7 @@ def test_a_replay_that_breaks_off_is_judged_as_far_as_it_came(recorder: GraphRec
     with recorder.capturing(1):
         model(X)
     recorder.failure = "cudaErrorAssert (device-side assert triggered)"
-    recorder.replay(1, launches=2)  # the weights, and the first module
+    recorder.replay(1, launches=recorder.launches_until_first)
     with pytest.warns(UserWarning, match="did not come to its end.*device-side assert"):
         monitor.check()
     assert [f.module for f in sink.frames] == ["first"]
@@ -257,7 +283,7 @@ def test_a_replay_that_breaks_off_is_judged_as_far_as_it_came(recorder: GraphRec
 
 def test_calls_of_a_graph_that_is_gone_are_dropped(recorder: GraphRecorder, model: Model) -> None:
     monitor = Monitor(model, recorder=recorder, sinks=[])
-    for graph in range(3):
+    for graph in (1, 2, 3):
         with recorder.capturing(graph):
             model(X)
         recorder.replay(graph)

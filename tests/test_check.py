@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from overflowstat import BatchLimitReached, Monitor, NonFiniteError, torch_recorder
 from overflowstat.monitor import CHECKS, CheckName
-from overflowstat.recorder import Reading, make_recorder
+from overflowstat.recorder import NativeRecorder, Reading, make_recorder
 from overflowstat.row import Row
 
 
@@ -56,6 +56,38 @@ class LateRecorder:
         for reading in self.readings:
             reading.arrived = True
 
+    @property
+    def of_calls(self) -> list[LateReading]:
+        """The readings but that of the weights."""
+        return self.readings[1:]
+
+
+class LateNativeRecorder(LateRecorder, NativeRecorder):
+    """With the log of calls that is written in C++.
+
+    That reads CPU tensors itself, the weights too, and leaves those of a class of their own to its recorder.
+    """
+
+    def __init__(self) -> None:
+        recorder = make_recorder("native")
+        assert isinstance(recorder, NativeRecorder)
+        NativeRecorder.__init__(self, recorder.extension)
+        LateRecorder.__init__(self)
+
+    @property
+    def of_calls(self) -> list[LateReading]:
+        return self.readings
+
+
+@pytest.fixture(params=[LateRecorder, LateNativeRecorder], ids=["log in Python", "log in C++"])
+def late(request: pytest.FixtureRequest) -> type[LateRecorder]:
+    recorder: type[LateRecorder] = request.param
+    return recorder
+
+
+class Foreign(Tensor):
+    """And what is made of one."""
+
 
 class Step(nn.Module):
     """Does something to its input, and tells that it ran."""
@@ -82,14 +114,16 @@ def overflow(x: Tensor) -> Tensor:
     return x * 1e39
 
 
-X = torch.ones(2)
+X = torch.ones(2).as_subclass(Foreign)
 
 
-def detect(check: CheckName, call: Callable[[nn.Sequential, Monitor], Any]) -> tuple[NonFiniteError, list[str]]:
+def detect(
+    late: type[LateRecorder], check: CheckName, call: Callable[[nn.Sequential, Monitor], Any]
+) -> tuple[NonFiniteError, list[str]]:
     """The error that `call` raises on a model that overflows in the second of four modules, and which of them ran."""
     ran: list[str] = []
     model = chain(ran, a=same, b=overflow, c=same, d=same)
-    monitor = Monitor(model, recorder=LateRecorder(), check=check)
+    monitor = Monitor(model, recorder=late(), check=check)
     with pytest.raises(NonFiniteError) as raised:
         call(model, monitor)
     return raised.value, ran
@@ -99,13 +133,13 @@ def forward(model: nn.Sequential, monitor: Monitor) -> None:
     model(X)
 
 
-def test_module_raises_in_the_very_hook() -> None:
-    _, ran = detect("module", forward)
+def test_module_raises_in_the_very_hook(late: type[LateRecorder]) -> None:
+    _, ran = detect(late, "module", forward)
     assert ran == ["a", "b"]
 
 
-def test_batch_raises_out_of_the_call_of_the_model() -> None:
-    _, ran = detect("batch", forward)
+def test_batch_raises_out_of_the_call_of_the_model(late: type[LateRecorder]) -> None:
+    _, ran = detect(late, "batch", forward)
     assert ran == ["a", "b", "c", "d"]
 
 
@@ -143,24 +177,28 @@ def forward_in_a_block(model: nn.Sequential, monitor: Monitor) -> None:
 @pytest.mark.parametrize(
     "call", [forward_then_forward, forward_then_optimizer, forward_then_check, forward_then_remove, forward_in_a_block]
 )
-def test_step_raises_before_the_numbers_are_used(call: Callable[[nn.Sequential, Monitor], None]) -> None:
-    error, ran = detect("step", call)
+def test_step_raises_before_the_numbers_are_used(
+    late: type[LateRecorder], call: Callable[[nn.Sequential, Monitor], None]
+) -> None:
+    error, ran = detect(late, "step", call)
     assert ran == ["a", "b", "c", "d"] and error.batch_number == 0
 
 
-def test_the_report_is_the_same_whenever_it_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_is_the_same_whenever_it_is_made(
+    late: type[LateRecorder], capsys: pytest.CaptureFixture[str]
+) -> None:
     calls = {"module": forward, "batch": forward, "step": forward_then_check}
     reports = []
     for check in CHECKS:
-        error, _ = detect(check, calls[check])
+        error, _ = detect(late, check, calls[check])
         assert [frame.module for frame in error.frames] == ["0", "1"]
         reports.append((capsys.readouterr().out, str(error), error.frames))
     assert reports[0] == reports[1] == reports[2]
 
 
-def test_what_has_arrived_is_judged_by_the_next_hook_without_a_wait() -> None:
+def test_what_has_arrived_is_judged_by_the_next_hook_without_a_wait(late: type[LateRecorder]) -> None:
     ran: list[str] = []
-    recorder = LateRecorder()
+    recorder = late()
 
     def arrive(x: Tensor) -> Tensor:
         recorder.arrive()
@@ -175,8 +213,8 @@ def test_what_has_arrived_is_judged_by_the_next_hook_without_a_wait() -> None:
 
 
 @pytest.mark.parametrize(("check", "waits"), [("module", 5), ("batch", 1), ("step", 0)])
-def test_waits_of_a_batch(check: CheckName, waits: int) -> None:
-    recorder = LateRecorder()
+def test_waits_of_a_batch(late: type[LateRecorder], check: CheckName, waits: int) -> None:
+    recorder = late()
     model = chain([], a=same, b=same, c=same, d=same)
     monitor = Monitor(model, recorder=recorder, check=check, sinks=[])
     model(X)
@@ -189,24 +227,26 @@ def test_waits_of_a_batch(check: CheckName, waits: int) -> None:
     assert recorder.waited_for == []
 
 
-def test_traced_batches_are_printed_as_they_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_traced_batches_are_printed_as_they_run(late: type[LateRecorder], capsys: pytest.CaptureFixture[str]) -> None:
     def tell(x: Tensor) -> Tensor:
         print("the model's own line")
         return x
 
     model = chain([], a=same, b=tell, c=same)
-    Monitor(model, recorder=LateRecorder(), check="step", trace_batch_nums=[0])
+    Monitor(model, recorder=late(), check="step", trace_batch_nums=[0])
     model(X)
     out = capsys.readouterr().out
     assert out.index(" 0 Step") < out.index("the model's own line") < out.index(" 1 Step")
     assert out.rstrip().endswith("output") and out.count(" Sequential\n") == 1
 
 
-def test_a_bad_value_in_host_memory_raises_in_its_module_after_what_ran_before_it_is_judged() -> None:
-    class LateAtFirst(LateRecorder):
+def test_a_bad_value_in_host_memory_raises_in_its_module_after_what_ran_before_it(
+    late: type[LateRecorder],
+) -> None:
+    class LateAtFirst(late):  # type: ignore[valid-type,misc]
         def record(self, tensors: Sequence[Tensor]) -> LateReading:
-            reading = super().record(tensors)
-            reading.arrived = len(self.readings) != 2  # only the first call's numbers are on a device
+            reading: LateReading = super().record(tensors)
+            reading.arrived = len(self.of_calls) != 1  # only the first call's numbers are on a device
             return reading
 
     for first, bad in ((same, "1"), (overflow, "0")):
@@ -219,14 +259,14 @@ def test_a_bad_value_in_host_memory_raises_in_its_module_after_what_ran_before_i
         assert ran == ["a", "b"] and raised.value.frames[-1].module == bad
 
 
-def test_an_exception_of_the_forward_tells_that_the_numbers_had_gone_bad_before() -> None:
+def test_an_exception_of_the_forward_tells_that_the_numbers_had_gone_bad_before(late: type[LateRecorder]) -> None:
     """As a device-side assert or an index error after an overflow does."""
 
     def fail(x: Tensor) -> Tensor:
         raise IndexError("index out of range")
 
     model = chain([], a=same, b=overflow, c=fail)
-    recorder = LateRecorder()
+    recorder = late()
     monitor = Monitor(model, recorder=recorder, sinks=[])
     with pytest.raises(IndexError) as raised:
         model(X)
@@ -237,24 +277,24 @@ def test_an_exception_of_the_forward_tells_that_the_numbers_had_gone_bad_before(
     assert monitor.batch_number == 1
 
 
-def test_an_exception_of_a_clean_forward_is_left_as_it_is() -> None:
+def test_an_exception_of_a_clean_forward_is_left_as_it_is(late: type[LateRecorder]) -> None:
     def fail(x: Tensor) -> Tensor:
         raise IndexError("index out of range")
 
     model = chain([], a=same, b=fail)
-    monitor = Monitor(model, recorder=LateRecorder(), sinks=[])
+    monitor = Monitor(model, recorder=late(), sinks=[])
     with pytest.raises(IndexError) as raised:
         model(X)
     assert not hasattr(raised.value, "non_finite") and not hasattr(raised.value, "__notes__")
     assert monitor.batch_number == 1
 
 
-def test_a_device_that_fails_leaves_lines_that_say_so() -> None:
-    recorder = LateRecorder()
+def test_a_device_that_fails_leaves_lines_that_say_so(late: type[LateRecorder]) -> None:
+    recorder = late()
     model = chain([], a=same, b=same)
     monitor = Monitor(model, recorder=recorder, check="step", sinks=[])
     model(X)
-    for reading in recorder.readings[2:]:
+    for reading in recorder.of_calls[1:]:
         reading.failure = "cudaErrorAssert (device-side assert triggered)"
     monitor.check()
     first, second, _ = monitor.frames
@@ -262,9 +302,9 @@ def test_a_device_that_fails_leaves_lines_that_say_so() -> None:
     assert second.lines[-1].content == "not read: cudaErrorAssert (device-side assert triggered)"
 
 
-def test_the_batches_after_a_detection_are_judged_on_their_own() -> None:
+def test_the_batches_after_a_detection_are_judged_on_their_own(late: type[LateRecorder]) -> None:
     model = chain([], a=overflow, b=same)
-    monitor = Monitor(model, recorder=LateRecorder(), check="step", sinks=[])
+    monitor = Monitor(model, recorder=late(), check="step", sinks=[])
     for number in range(3):
         model(X)
         with pytest.raises(NonFiniteError) as raised:
@@ -273,15 +313,15 @@ def test_the_batches_after_a_detection_are_judged_on_their_own() -> None:
         monitor.check()
 
 
-def test_abort_comes_after_the_numbers_of_its_batch_are_judged() -> None:
+def test_abort_comes_after_the_numbers_of_its_batch_are_judged(late: type[LateRecorder]) -> None:
     for does, error in ((overflow, NonFiniteError), (same, BatchLimitReached)):
         model = chain([], a=does)
-        Monitor(model, recorder=LateRecorder(), abort_after_batch_num=0, sinks=[])
+        Monitor(model, recorder=late(), abort_after_batch_num=0, sinks=[])
         with pytest.raises(error):
             model(X)
 
 
-def test_nothing_keeps_activations_alive_while_their_numbers_are_late() -> None:
+def test_nothing_keeps_activations_alive_while_their_numbers_are_late(late: type[LateRecorder]) -> None:
     import gc
     import weakref
 
@@ -294,7 +334,7 @@ def test_nothing_keeps_activations_alive_while_their_numbers_are_late() -> None:
 
     model = chain([], a=make, b=lambda x: x * 2)
     with torch.no_grad():
-        monitor = Monitor(model, recorder=LateRecorder(), check="step", sinks=[])
+        monitor = Monitor(model, recorder=late(), check="step", sinks=[])
         model(X)
     gc.collect()
     assert made[0]() is None and monitor._log.pending == 3
