@@ -1,12 +1,14 @@
 """What the benchmarks share: interleaved timing, medians with their spread, and a word on the machine."""
 
 import datetime
+import math
 import os
 import platform
+import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,22 +23,27 @@ __all__ = ["Ratio", "Timing", "finish", "interleaved", "machine", "on_device"]
 # slowest of them to be queued before the first begins.
 HEAD_START_CYCLES = 10_000_000
 
+FEWEST_ROUNDS = 5
+RARE = 4
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one contender over all rounds."""
+    """Seconds of one contender, by the number of the round."""
 
-    seconds: list[float]
+    rounds: dict[int, float]
 
     @property
     def median(self) -> float:
-        return statistics.median(self.seconds)
+        return statistics.median(self.rounds.values())
 
     def ratio(self, base: "Timing") -> "Ratio":
-        """Medians over each other; the spread is that of the quotients round by round."""
-        rounds = sorted(mine / its for mine, its in zip(self.seconds, base.seconds, strict=True))
-        low, *_, high = statistics.quantiles(rounds, n=10, method="inclusive") if len(rounds) > 1 else rounds * 2
-        return Ratio(self.median / base.median, low, high)
+        """Of the quotients round by round, so that a slow spell that lasts longer than a round leaves no trace."""
+        quotients = [seconds / base.rounds[number] for number, seconds in self.rounds.items()]
+        low, *_, high = (
+            statistics.quantiles(quotients, n=10, method="inclusive") if len(quotients) > 1 else quotients * 2
+        )
+        return Ratio(statistics.median(quotients), low, high)
 
 
 @dataclass(frozen=True)
@@ -53,21 +60,45 @@ def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def interleaved(contenders: dict[str, Callable[[], object]], rounds: int, device: str) -> dict[str, Timing]:
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: str,
+    *,
+    prepare: Callable[[str], object] = lambda name: None,
+    budget: float = math.inf,
+    rare: Collection[str] = (),
+) -> dict[str, Timing]:
     """Time all once a round, so that a slow spell of a shared machine hits them all. The first round is not kept.
 
-    What is timed is a call by the host's clock, with the device idle before it and waited for after it.
+    What is timed is a call by the host's clock, with the device idle before it and waited for after it. The order is
+    another one in each round, since what ran just before (its memory, its heat) is felt.
+
+    Args:
+        contenders: by name.
+        rounds: at most.
+        device: "cpu" or "cuda".
+        prepare: called with the name before each of them, and not timed.
+        budget: in seconds. No round begins after it, once there are FEWEST_ROUNDS.
+        rare: names of slow ones, that need no fine figure: timed in every fourth round only.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    timings: dict[str, Timing] = {name: Timing({}) for name in contenders}
+    shuffled = random.Random(0)
+    end = time.perf_counter() + budget
     for number in range(rounds + 1):
-        for name, run in contenders.items():
+        if number > FEWEST_ROUNDS and time.perf_counter() > end:
+            break
+        names = [name for name in contenders if name not in rare or number % RARE == 0 or number == 1]
+        shuffled.shuffle(names)
+        for name in names:
+            prepare(name)
             finish(device)
             start = time.perf_counter()
-            run()
+            contenders[name]()
             finish(device)
             if number > 0:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: Timing(values) for name, values in seconds.items()}
+                timings[name].rounds[number] = time.perf_counter() - start
+    return timings
 
 
 def on_device(contenders: dict[str, Callable[[], object]], rounds: int, launches: int) -> dict[str, Timing]:
@@ -76,7 +107,7 @@ def on_device(contenders: dict[str, Callable[[], object]], rounds: int, launches
     They must not wait for the device. Queued while it is busy with something else, they run back to back. Interleaved
     as above; the first round is not kept.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    timings: dict[str, Timing] = {name: Timing({}) for name in contenders}
     for number in range(rounds + 1):
         for name, launch in contenders.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -87,9 +118,9 @@ def on_device(contenders: dict[str, Callable[[], object]], rounds: int, launches
             end.record()
             torch.cuda.synchronize()
             if number > 0:
-                seconds[name].append(begin.elapsed_time(end) / 1000 / launches)
+                timings[name].rounds[number] = begin.elapsed_time(end) / 1000 / launches
             del results  # not before: giving memory back is not what is timed
-    return {name: Timing(values) for name, values in seconds.items()}
+    return timings
 
 
 def finish(device: str) -> None:

@@ -3,14 +3,15 @@
     python benchmarks/overhead.py
     python benchmarks/overhead.py --device cuda --json benchmarks/results/overhead-here.json --plot overhead.png
 
-All ways are timed in turn, in one process and on copies of one model, each round once. A training step is forward,
-backward and an optimizer step. What a ratio can come down to is told beside it: one torch.sum over as many bytes as the
-native recorder reads, and a hook on every module that does nothing.
+All ways are timed in turn, in one process and on one model, whose hooks are changed in between: two copies of a model
+in two places of memory differ by more than what is measured here. A training step is forward, backward and an optimizer
+step. What a ratio can come down to is told beside it: one torch.sum over as many bytes as the native recorder reads,
+and a hook on every module that does nothing.
 """
 
 import argparse
-import copy
 import json
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from transformers.debug_utils import DebugUnderflowOverflow as Reference
 from overflowstat import Monitor
 
 PLAIN = "plain"
+SUM = "sum"
 
 
 def hooked(model: nn.Module) -> None:
@@ -33,7 +35,7 @@ def hooked(model: nn.Module) -> None:
 
 
 def watchers(case: Case) -> dict[str, Callable[[nn.Module], object]]:
-    """What is done to a copy of the model, by name."""
+    """What is done to the model, by name."""
     ways: dict[str, Callable[[nn.Module], object]] = {
         PLAIN: lambda model: None,
         "hooks": hooked,
@@ -44,6 +46,26 @@ def watchers(case: Case) -> dict[str, Callable[[nn.Module], object]]:
     if case.generates:
         ways["native, on change"] = lambda model: Monitor(model, recorder="native", weights="on_change")
     return ways
+
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+Hooks = list[dict[str, OrderedDict[int, Any]]]
+
+
+def exchange_hooks(model: nn.Module, hooks: Hooks | None = None) -> Hooks:
+    """Give its modules these hooks, or none, in place of theirs, which are returned."""
+    before: Hooks = []
+    for number, module in enumerate(model.modules()):
+        before.append({kind: getattr(module, kind) for kind in HOOKS})
+        for kind in HOOKS:
+            setattr(module, kind, OrderedDict() if hooks is None else hooks[number][kind])
+    return before
 
 
 def scalar(output: object) -> Tensor:
@@ -76,38 +98,47 @@ def floor(bytes_read: int, device: str) -> Callable[[], object]:
     return lambda: data.sum()
 
 
-def measure(case: Case, trains: bool, rounds: int, device: str) -> dict[str, Any]:
+def measure(case: Case, trains: bool, rounds: int, budget: float, device: str) -> dict[str, Any]:
     torch.manual_seed(0)
-    original = case.make().to(device).train(trains)
+    model = case.make().to(device).train(trains)
     inputs = tuple(x.to(device) for x in case.inputs())
-    contenders: dict[str, Callable[[], object]] = {}
-    monitors = {}
+    run = (training_step if trains else forward)(model, inputs)
+    hooks_of: dict[str, Hooks] = {}
     for name, watch in watchers(case).items():
-        model = copy.deepcopy(original)
-        monitors[name] = watch(model)
-        contenders[name] = (training_step if trains else forward)(model, inputs)
-        contenders[name]()
-    native = monitors["native"]
-    assert isinstance(native, Monitor)
-    before = native.counters()
-    contenders["native"]()
-    counters = {name: new - old for name, new, old in zip(before._fields, native.counters(), before, strict=True)}
-    contenders["sum"] = floor(counters["bytes_read"], device)
-    timings = interleaved(contenders, rounds, device)
-    plain = timings.pop(PLAIN)
+        watcher = watch(model)
+        run()
+        if name == "native":
+            assert isinstance(watcher, Monitor)
+            before = watcher.counters()
+            run()
+            counters = {
+                key: new - old for key, new, old in zip(before._fields, watcher.counters(), before, strict=True)
+            }
+        hooks_of[name] = exchange_hooks(model)
+    contenders = dict.fromkeys(hooks_of, run) | {SUM: floor(counters["bytes_read"], device)}
+    timings = interleaved(
+        contenders,
+        rounds,
+        device,
+        prepare=lambda name: exchange_hooks(model, hooks_of.get(name)),
+        budget=budget,
+        rare=("reference", "torch"),
+    )
+    plain, of_bytes = timings.pop(PLAIN), timings.pop(SUM)
     return {
         "model": case.name,
         "step": "training" if trains else "forward",
-        "modules": sum(1 for _ in original.modules()),
-        "weight_megabytes": round(sum(p.numel() * p.element_size() for p in original.parameters()) / 1e6),
+        "rounds": len(plain.rounds),
+        "modules": sum(1 for _ in model.modules()),
+        "weight_megabytes": round(sum(p.numel() * p.element_size() for p in model.parameters()) / 1e6),
         "native_counters": counters,
-        "ratio_to_plain": {name: asdict(timing.ratio(plain)) for name, timing in timings.items() if name != "sum"},
-        "floor_by_sum": asdict(with_sum(plain, timings["sum"]).ratio(plain)),
+        "ratio_to_plain": {name: asdict(timing.ratio(plain)) for name, timing in timings.items()},
+        "floor_by_sum": asdict(with_sum(plain, of_bytes).ratio(plain)),
     }
 
 
 def with_sum(plain: Timing, of_bytes: Timing) -> Timing:
-    return Timing([a + b for a, b in zip(plain.seconds, of_bytes.seconds, strict=True)])
+    return Timing({number: seconds + of_bytes.rounds[number] for number, seconds in plain.rounds.items()})
 
 
 COLUMNS = ("reference", "torch", "native", "native, on change", "hooks")
@@ -130,8 +161,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         found = [(at, row["ratio_to_plain"][name]) for at, row in enumerate(rows) if name in row["ratio_to_plain"]]
         places = [at + i * height for at, _ in found]
         values = [ratio["median"] for _, ratio in found]
-        low = [ratio["median"] - min(ratio["p10"], ratio["median"]) for _, ratio in found]
-        high = [max(ratio["p90"], ratio["median"]) - ratio["median"] for _, ratio in found]
+        low = [ratio["median"] - ratio["p10"] for _, ratio in found]
+        high = [ratio["p90"] - ratio["median"] for _, ratio in found]
         axes.barh(places, values, height, xerr=[low, high], label=name)
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_yticks([at + 0.3 for at in range(len(rows))], [f"{row['model']}\n{row['step']}" for row in rows])
@@ -145,7 +176,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=101, help="of each model and step, at most")
+    parser.add_argument("--seconds", type=float, default=90, help="for the rounds of each model and step")
     parser.add_argument("--models", nargs="+", default=[""], help="only those whose name has one of these in it")
     parser.add_argument("--steps", nargs="+", choices=["forward", "training"], default=["forward", "training"])
     parser.add_argument("--json", type=Path, help="write the figures there, too")
@@ -156,9 +188,7 @@ def main() -> None:
 
     about = machine(options.device)
     print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-    print(
-        f"\nmedians of {options.rounds} rounds over those of the plain model (10th to 90th percentile of the rounds);"
-    )
+    print(f"\ntime over that of the plain model, median of up to {options.rounds} rounds (10th to 90th percentile);")
     print("hooks: one on each module that does nothing; floor: one torch.sum over what native reads\n")
     print(f"{'model':42} {'step':9}" + "".join(f" {name:18}" for name in (*COLUMNS, "floor")))
     rows: list[dict[str, Any]] = []
@@ -168,10 +198,10 @@ def main() -> None:
         for step in options.steps:
             if step == "training" and not case.trains:
                 continue
-            rows.append(measure(case, step == "training", options.rounds, options.device))
+            rows.append(measure(case, step == "training", options.rounds, options.seconds, options.device))
             print(line(rows[-1]), flush=True)
     if options.json:
-        options.json.write_text(json.dumps({"machine": about, "rounds": options.rounds, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     if options.plot:
         plot(rows, options.plot)
 

@@ -1,13 +1,15 @@
 """The parts of the benchmarks that can be wrong without being slow: the arithmetic of their figures, what they read."""
 
+import functools
 import itertools
 
 import llama
+import overhead
 import pytest
 import tables
 import torch
 from bandwidth import Comparison, verdict
-from measure import Ratio, Timing, interleaved
+from measure import FEWEST_ROUNDS, Ratio, Timing, interleaved
 from readers import ColdMemory, Compiler, Readers, fused
 
 from overflowstat import tensor_stats
@@ -15,25 +17,33 @@ from overflowstat import tensor_stats
 LLAMA_2_7B = 6_738_415_616  # parameters, as its authors count them
 
 
-def test_a_ratio_is_of_medians_and_its_spread_of_the_rounds() -> None:
-    mine, its = Timing([2.0, 4.0, 9.0]), Timing([1.0, 4.0, 3.0])
+def test_a_ratio_is_that_of_the_rounds_and_so_is_its_spread() -> None:
+    mine, its = Timing({1: 2.0, 2: 4.0, 4: 9.0}), Timing({1: 1.0, 2: 4.0, 3: 100.0, 4: 3.0})
     ratio = mine.ratio(its)
     # Quotients 2, 1, 3: the 10th percentile of three values lies a fifth of the way from the first to the second.
-    assert (ratio.median, ratio.p10, ratio.p90) == pytest.approx((4.0 / 3.0, 1.2, 2.8))
+    assert (ratio.median, ratio.p10, ratio.p90) == pytest.approx((2.0, 1.2, 2.8))
 
 
 def test_one_round_has_no_spread() -> None:
-    assert Timing([3.0]).ratio(Timing([2.0])) == Ratio(1.5, 1.5, 1.5)
+    assert Timing({1: 3.0}).ratio(Timing({1: 2.0})) == Ratio(1.5, 1.5, 1.5)
+
+
+def three_rounds(seconds: float) -> Timing:
+    return Timing(dict.fromkeys(range(3), seconds))
 
 
 @pytest.fixture
 def comparison() -> Comparison:
-    timings = {"sum": Timing([0.2] * 3), "sum_int32": Timing([0.1] * 3), "native": Timing([0.125] * 3)}
+    timings = {
+        "sum": three_rounds(0.2),
+        "sum_int32": three_rounds(0.1),
+        "native": three_rounds(0.125),
+    }
     return Comparison(timings, 10**9, {"sum", "sum_int32", "foreach_norm"})
 
 
 def test_the_best_is_the_fastest_that_only_reads(comparison: Comparison) -> None:
-    comparison.timings["native"] = Timing([0.01] * 3)
+    comparison.timings["native"] = three_rounds(0.01)
     assert comparison.best == "sum_int32"
 
 
@@ -58,9 +68,37 @@ def test_who_could_not_run_has_missed_the_target(comparison: Comparison) -> None
 
 def test_contenders_take_turns_and_the_first_round_is_not_kept() -> None:
     order: list[str] = []
-    timings = interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2, "cpu")
-    assert order == ["a", "b"] * 3
-    assert [len(timing.seconds) for timing in timings.values()] == [2, 2]
+    contenders = {name: functools.partial(order.append, name) for name in "abc"}
+    timings = interleaved(contenders, 3, "cpu", prepare=lambda name: order.append(f"before {name}"))
+    ran = [name for name in order if len(name) == 1]
+    assert [sorted(ran[i : i + 3]) for i in (0, 3, 6, 9)] == [["a", "b", "c"]] * 4 and ran != [*"abc"] * 4
+    assert order[::2] == [f"before {name}" for name in order[1::2]]
+    assert [list(timing.rounds) for timing in timings.values()] == [[1, 2, 3]] * 3
+
+
+def test_slow_ones_are_timed_now_and_then() -> None:
+    timings = interleaved({"a": lambda: None, "slow": lambda: None}, 9, "cpu", rare=["slow"])
+    assert list(timings["a"].rounds) == [*range(1, 10)] and list(timings["slow"].rounds) == [1, 4, 8]
+
+
+def test_rounds_end_with_the_time_for_them_but_not_before_there_are_some() -> None:
+    timings = interleaved({"a": lambda: None}, 1000, "cpu", budget=0.0)
+    assert len(timings["a"].rounds) == FEWEST_ROUNDS
+
+
+def test_each_way_to_watch_has_its_hooks_only_while_it_is_timed() -> None:
+    model = torch.nn.Sequential(torch.nn.ReLU())
+    calls: list[str] = []
+    kept = {}
+    for name in ("first", "second"):
+        model[0].register_forward_hook(lambda *_, name=name: calls.append(name))
+        kept[name] = overhead.exchange_hooks(model)
+    model(torch.ones(1))
+    assert calls == []
+    for name in ("second", "first", "second"):
+        overhead.exchange_hooks(model, kept[name])
+        model(torch.ones(1))
+    assert calls == ["second", "first", "second"]
 
 
 def test_no_part_of_cold_memory_is_read_twice_in_a_row_by_whoever_asks() -> None:
