@@ -391,13 +391,12 @@ __device__ __forceinline__ StatsRow take_row(Partial* partial, uint64_t numel) {
 }
 
 // Hands a row to whoever waits for its stamp: the host sees the one no earlier than the other. A volatile store is one
-// that the compiler neither tears nor moves.
+// that the compiler neither tears nor moves. Two stores, because one of a variable that is either stamp would hold that
+// from the kernel's start on: two registers too many for sm_100.
 __device__ __forceinline__ void publish(StampedRow* slot, const StatsRow& row, uint64_t stamp) {
   volatile uint64_t* there = &slot->stamp;
   slot->row = row;
   __threadfence_system();
-  // Two stores, because one of a variable that is either would hold that from the kernel's start on: two registers too
-  // many for sm_100.
   if (stamp == kNextStamp) {
     *there = *there + 1;
   } else {
