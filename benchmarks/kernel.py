@@ -20,11 +20,14 @@ The machine's own limit is taken to be what the fastest of sum, foreach_norm and
 reads every byte once and does little else. On a CPU that is the sum over int64, a loop of loads and additions. On a
 CUDA device native is to reach 0.95 of that bandwidth for a tensor of 64 MB or more, and 0.9 for the weights.
 
-No cache holds what is read: a tensor is one of several, read in turn, which take 512 MiB together.
+Small tensors are read 900 in a call, as the hook of a module that gives them all does it, against a torch.sum of each.
+
+But for these no cache holds what is read: a tensor is one of several, read in turn, which take 512 MiB together.
 """
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ import llama
 import torch
 from bandwidth import BASE, Comparison, verdict
 from measure import interleaved, machine, on_device
-from readers import SINGLE_READS, ColdMemory, Compiler, Readers, of_list, of_one
+from readers import SINGLE_READS, ColdMemory, Compiler, Readers, of_list, of_one, of_small
 from torch import Tensor
 
 DTYPES = (
@@ -44,6 +47,7 @@ MIB = 1 << 20
 COLD_BYTES = 512 * MIB  # four times the 126 MB of a B200's L2, the largest last cache here
 LARGE = 64 * 10**6
 TARGET_OF_LARGE, TARGET_OF_WEIGHTS = 0.95, 0.9
+SMALL_COUNT, SMALL_ELEMENTS = 900, 64
 BURST_BYTES = 4 << 30  # what a row of launches reads: a millisecond or so
 
 
@@ -110,6 +114,22 @@ def tensor_row(
     return about | figures(readers, size, target, device, rounds)
 
 
+def small_row(device: str, rounds: int) -> dict[str, Any]:
+    """Many small tensors in one call, which is dispatch and little else."""
+    memory = bytes_on(device, SMALL_COUNT * 4 * SMALL_ELEMENTS).view(torch.float32)
+    tensors = list(torch.split(memory, SMALL_ELEMENTS))
+    timings = interleaved(of_small(tensors, device).calls, rounds, device)
+    each = {name: timing.median / SMALL_COUNT * 1e6 for name, timing in timings.items()}
+    print(f"\n{SMALL_COUNT} float32 tensors of {SMALL_ELEMENTS} elements, microseconds for each:")
+    print("  " + ", ".join(f"{name} {value:.2f}" for name, value in each.items()))
+    return {
+        "tensors": SMALL_COUNT,
+        "elements": SMALL_ELEMENTS,
+        "microseconds_each": each,
+        "ratio_to_sum": {name: asdict(timing.ratio(timings[BASE])) for name, timing in timings.items()},
+    }
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -160,6 +180,8 @@ def main() -> None:
         for dtype in DTYPES:
             result["rows"].append(tensor_row(memory, dtype, size, device, compiler, rounds))
             save()
+    result["small"] = small_row(device, rounds)
+    save()
 
 
 if __name__ == "__main__":
