@@ -97,13 +97,25 @@ py::object to_content(const Content& content) {
   return py::make_tuple(to_row(measured.entry()), tuple(measured.sizes()), tuple(measured.strides()), dtype);
 }
 
-// (batch number, module, whether it starts the batch, [(label, content)]); waits for what is not there yet.
+// (batch number, module, whether it starts the batch, whether it is a recompute, [(label, content, whether it is
+// judged, kinds that it may hold)]); waits for what is not there yet.
 py::tuple to_frame(const FrameLog& log, const Call& call) {
   py::list lines;
-  for (const auto& [label, content] : call.lines) {
-    lines.append(py::make_tuple(log.label(label), to_content(content)));
+  for (const auto& [label, content, is_judged, allowed] : call.lines) {
+    lines.append(py::make_tuple(log.label(label), to_content(content), is_judged, allowed));
   }
-  return py::make_tuple(call.batch_number, call.module, call.starts_batch, std::move(lines));
+  return py::make_tuple(call.batch_number, call.module, call.starts_batch, call.is_recompute, std::move(lines));
+}
+
+// The tensor of a line, None if it is gone or has changed.
+py::object tensor(const FrameLog&, const Call& call, size_t line) {
+  const Content& content = call.lines.at(line).content;
+  if (const auto* other = std::get_if<overflowstat::ReadByPython>(&content)) {
+    return other->measurement.attr("tensor")(other->position);
+  }
+  const auto* measured = std::get_if<std::shared_ptr<overflowstat::Measured>>(&content);
+  const at::Tensor found = measured == nullptr ? at::Tensor() : (*measured)->tensor();
+  return found.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(found)) : py::none();
 }
 
 py::dict counters(const FrameLog& log) {
@@ -133,9 +145,11 @@ PYBIND11_MODULE(_C, module) {
 
   py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays);
   py::class_<FrameLog>(module, "FrameLog")
-      .def(py::init<const std::vector<py::object>&, int64_t, py::object, py::object, py::object, py::object>(),
-           py::arg("modules"), py::arg("keep"), py::arg("measure"), py::arg("works_on"), py::arg("capture"),
-           py::arg("items"))
+      .def(py::init<int64_t, bool, py::object, py::object, py::object, py::object>(), py::arg("keep"),
+           py::arg("buffers"), py::arg("measure"), py::arg("works_on"), py::arg("capture"), py::arg("items"))
+      .def("add_module", &FrameLog::add_module)
+      .def("drop_module", &FrameLog::drop_module)
+      .def("set_children", &FrameLog::set_children)
       .def("start_batch", &FrameLog::start_batch)
       .def("configure", &FrameLog::configure)
       .def("forget_weights", &FrameLog::forget_weights)
@@ -147,8 +161,10 @@ PYBIND11_MODULE(_C, module) {
       .def("kept", [](const FrameLog& log) { return std::vector(log.kept().begin(), log.kept().end()); })
       .def("clear_kept", &FrameLog::clear_kept)
       .def("frame", &to_frame)
+      .def("tensor", &tensor)
       .def("counters", &counters)
       .def_property_readonly("pending", &FrameLog::pending)
+      .def_property_readonly("has_calls", &FrameLog::has_calls)
       .def_property_readonly("calls", &FrameLog::calls);
 #ifdef OVERFLOWSTAT_WITH_CUDA
   module.attr("has_cuda") = true;

@@ -1,11 +1,13 @@
 #include "frame_log.h"
 
 #include <torch/csrc/Device.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <exception>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace py = pybind11;
@@ -25,17 +27,24 @@ bool is_wrapped(const at::Tensor& tensor) {
   return tensor.key_set().has_any(kWrappers);
 }
 
+// Whether a tensor's numbers may be in others that it holds.
+bool has_parts(const at::Tensor& tensor) {
+  return tensor.key_set().has(c10::DispatchKey::Python) || tensor.layout() != at::kStrided || tensor.is_nested();
+}
+
 bool is_ready(const Line& line) {
   if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content)) return (*measured)->ready();
   const auto* other = std::get_if<ReadByPython>(&line.content);
   return other == nullptr || other->measurement.attr("ready")().cast<bool>();
 }
 
-bool is_line_bad(const Line& line) {
-  if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content)) return (*measured)->is_bad();
-  const auto* other = std::get_if<ReadByPython>(&line.content);
-  return other != nullptr && other->measurement.attr("is_bad")(other->position).cast<bool>();
+uint8_t non_finite(const Content& content) {
+  if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&content)) return (*measured)->non_finite();
+  const auto* other = std::get_if<ReadByPython>(&content);
+  return other == nullptr ? 0 : other->measurement.attr("non_finite")(other->position).attr("value").cast<uint8_t>();
 }
+
+bool makes_bad(const Line& line) { return line.is_judged && (non_finite(line.content) & ~line.allowed) != 0; }
 
 template <class Visit>
 void for_each_tensor(const Call& call, Visit visit) {
@@ -47,9 +56,9 @@ void for_each_tensor(const Call& call, Visit visit) {
 }  // namespace
 
 bool Call::ready() const { return std::all_of(lines.begin(), lines.end(), is_ready); }
-bool Call::is_bad() const { return std::any_of(lines.begin(), lines.end(), is_line_bad); }
+bool Call::is_bad() const { return std::any_of(lines.begin(), lines.end(), makes_bad); }
 bool Call::is_known_bad() const {
-  return std::any_of(lines.begin(), lines.end(), [](const Line& line) { return is_ready(line) && is_line_bad(line); });
+  return std::any_of(lines.begin(), lines.end(), [](const Line& line) { return is_ready(line) && makes_bad(line); });
 }
 
 py::object Call::replays() const {
@@ -82,22 +91,48 @@ struct FrameLog::CallTensors {
   UnreadList here;
   c10::SmallVector<std::pair<PyObject*, c10::SmallVector<size_t, 2>>, 4> shown_here;  // of each
   c10::SmallVector<std::pair<PyObject*, size_t>, 2> elsewhere;
+  std::unordered_map<PyObject*, size_t> places;  // in shown_here, where those are many
+
+  // The lines of one that is to be read here already; null if it is not.
+  c10::SmallVector<size_t, 2>* find(PyObject* object) {
+    if (shown_here.size() <= kFew) {
+      const auto known = std::find_if(shown_here.begin(), shown_here.end(), [&](auto& s) { return s.first == object; });
+      return known == shown_here.end() ? nullptr : &known->second;
+    }
+    for (size_t i = places.size(); i < shown_here.size(); ++i) places.emplace(shown_here[i].first, i);
+    const auto known = places.find(object);
+    return known == places.end() ? nullptr : &shown_here[known->second].second;
+  }
+
+  static constexpr size_t kFew = 16;
 };
 
-FrameLog::FrameLog(const std::vector<py::object>& modules, int64_t keep, py::object measure, py::object works_on,
-                   py::object capture, py::object items)
+FrameLog::FrameLog(int64_t keep, bool buffers, py::object measure, py::object works_on, py::object capture,
+                   py::object items)
     : keep_(keep),
+      buffers_(buffers),
       measure_(std::move(measure)),
       works_on_(std::move(works_on)),
       capture_(std::move(capture)),
-      items_(std::move(items)) {
-  const auto visit = [&](uint32_t, PyObject* value) {
+      items_(std::move(items)) {}
+
+void FrameLog::add_module(const py::object& module, std::vector<py::object> weight_names, py::object rule) {
+  const auto guard = lock();
+  walk_weights(module, weight_names, buffers_, [&](PyObject*, PyObject* value) {
     uses_device_ = uses_device_ || (THPVariable_Check(value) && !THPVariable_Unpack(value).is_cpu());
-  };
-  for (const py::object& module : modules) {
-    modules_.emplace_back(module);
-    walk_weights(module, labels_, visit);
-  }
+  });
+  if (rule.is_none()) rule = {};
+  modules_.push_back({py::weakref(module), std::move(weight_names), std::move(rule), {}, {}, false});
+}
+
+void FrameLog::drop_module(size_t module) {
+  const auto guard = lock();
+  modules_[module] = {};
+}
+
+void FrameLog::set_children(size_t module, std::vector<std::pair<std::string, size_t>> children) {
+  const auto guard = lock();
+  modules_[module].children = std::move(children);
 }
 
 // Whoever waits for another thread lets that have the GIL.
@@ -112,18 +147,33 @@ std::unique_lock<std::recursive_mutex> FrameLog::lock() {
 
 void FrameLog::configure(bool is_watching, bool is_told, bool always_look, bool reuse) {
   const auto guard = lock();
-  is_watching_ = is_watching;
-  is_told_ = is_told;
-  always_look_ = always_look;
-  reuse_ = reuse;
+  next_batch_ = {next_batch_.number, is_watching, is_told, always_look, reuse};
 }
 
 void FrameLog::start_batch(int64_t number, bool keep_weights) {
   const auto guard = lock();
-  batch_number_ = number;
-  has_weights_ = has_calls_ = false;
+  next_batch_.number = number;
+  keeps_weights_ = keep_weights;
+  is_begun_ = has_calls_ = false;
+}
+
+void FrameLog::use_batch(bool is_recompute) {
+  if (is_recompute) return;
+  batch_ = next_batch_;
+  if (is_begun_) return;
+  is_begun_ = true;
+  has_weights_ = false;
   activations_.clear();
-  if (!keep_weights) weights_.clear();
+  if (!keeps_weights_) weights_.clear();
+}
+
+// What is read in a graph has no numbers elsewhere.
+void FrameLog::use_graph(uint64_t graph) {
+  if (graph_ == graph) return;
+  graph_ = graph;
+  has_weights_ = false;
+  weights_.clear();
+  activations_.clear();
 }
 
 bool FrameLog::works_on(const at::Device& device) {
@@ -145,11 +195,9 @@ bool FrameLog::can_read(PyObject* object, const at::Tensor& tensor, Readable& re
 }
 
 void FrameLog::add(CallTensors& tensors, PyObject* object, size_t line) {
-  for (auto& [other, lines] : tensors.shown_here) {
-    if (other == object) {
-      lines.push_back(line);
-      return;
-    }
+  if (auto* lines = tensors.find(object)) {
+    lines->push_back(line);
+    return;
   }
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (Readable readable; can_read(object, tensor, readable)) {
@@ -158,6 +206,29 @@ void FrameLog::add(CallTensors& tensors, PyObject* object, size_t line) {
   } else {
     tensors.elsewhere.emplace_back(object, line);
   }
+}
+
+// Calls visit(label, value) with the parts of a tensor that has no numbers itself, as overflowstat.capture.opened does.
+template <class Visit>
+void FrameLog::open(uint32_t label, PyObject* value, int depth, Visit& visit) {
+  if (!items_.is_none() && THPVariable_Check(value) && depth < kDeepest && has_parts(THPVariable_Unpack(value))) {
+    if (const py::object parts = items_(py::handle(value)); !parts.is_none()) {
+      for (const py::handle item : parts) {
+        const auto [suffix, part] = item.cast<std::pair<std::string, py::object>>();
+        open(labels_.of_part(label, suffix), part.ptr(), depth + 1, visit);
+      }
+      return;
+    }
+  }
+  visit(label, value);
+}
+
+uint8_t FrameLog::rule(Module& module, uint32_t label) {
+  if (!module.find_rule) return 0;
+  if (module.rules.size() <= label) module.rules.resize(label + 1);
+  std::optional<uint8_t>& rule = module.rules[label];
+  if (!rule) rule = module.find_rule(labels_.text(label)).cast<uint8_t>();
+  return *rule;
 }
 
 void FrameLog::measure(UnreadList& list) {
@@ -171,17 +242,14 @@ void FrameLog::measure(UnreadList& list) {
   overflowstat::measure(list, cost_);
 }
 
-void FrameLog::read_weights(uint64_t graph) {
-  if (weights_graph_ != graph) {  // what is read in a graph has no numbers elsewhere
-    weights_.clear();
-    activations_.clear();
-  }
+void FrameLog::read_weights() {
   has_weights_ = true;
-  weights_graph_ = graph;
   UnreadList unread;
   std::unordered_set<const c10::TensorImpl*> met;  // tied ones are read once
-  const auto visit = [&](uint32_t, PyObject* value) {
+  Module* owner = nullptr;
+  const auto visit = [&](PyObject* name, PyObject* value) {
     if (!THPVariable_Check(value)) return;
+    if (owner->find_rule && rule(*owner, labels_.of_weight(name)) == kNotShown) return;
     const at::Tensor& tensor = THPVariable_Unpack(value);
     if (!met.insert(tensor.unsafeGetTensorImpl()).second) return;
     if (const auto known = weights_.find(tensor)) {
@@ -193,9 +261,9 @@ void FrameLog::read_weights(uint64_t graph) {
       unread.push_back({tensor, std::move(readable), nullptr});
     }
   };
-  for (const py::weakref& reference : modules_) {
-    const py::object module = reference();
-    if (!module.is_none()) walk_weights(module, labels_, visit);
+  for (Module& module : modules_) {
+    owner = &module;
+    if (const py::object object = module.get()) walk_weights(object, module.weight_names, buffers_, visit);
   }
   try {
     measure(unread);
@@ -215,7 +283,7 @@ void FrameLog::read(CallTensors& tensors, uint64_t graph, Call& call) {
       for (size_t i = 0; i < tensors.here.size(); ++i) {
         auto& [tensor, readable, measured] = tensors.here[i];
         for (const size_t line : tensors.shown_here[i].second) call.lines[line].content = measured;
-        if (reuse_) activations_.insert(tensor, measured);
+        if (batch_.reuse) activations_.insert(tensor, measured);
       }
     } catch (const std::exception&) {
       for (const auto& [object, lines] : tensors.shown_here) {
@@ -233,18 +301,37 @@ void FrameLog::read(CallTensors& tensors, uint64_t graph, Call& call) {
 
 bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handle kwargs, py::handle output) {
   const auto guard = lock();
-  if (!is_watching_) return false;
-  const auto call = std::make_shared<Call>(Call{batch_number_, module, false, is_told_, {}});
+  const bool is_recompute = torch::autograd::get_current_graph_task_id() != -1;
+  use_batch(is_recompute);
+  if (!batch_.is_watching) return false;
+  const auto call = std::make_shared<Call>(Call{batch_.number, module, false, is_recompute, batch_.is_told, {}});
   // Held, since a structure may have made it for the walk.
   c10::SmallVector<std::pair<py::object, size_t>, 8> tensors;
-  const auto visit = [&](uint32_t label, PyObject* value) {
+  bool is_judged = true;
+  const auto show = [&](uint32_t label, PyObject* value) {
+    const uint8_t allowed = rule(modules_[module], label);
+    if (allowed == kNotShown) return;
     if (THPVariable_Check(value)) {
       tensors.emplace_back(py::reinterpret_borrow<py::object>(value), call->lines.size());
       uses_device_ = uses_device_ || !THPVariable_Unpack(value).is_cpu();
     }
-    call->lines.push_back({label, value == Py_None ? "None" : "not a tensor"});
+    call->lines.push_back({label, value == Py_None ? "None" : "not a tensor", is_judged, allowed});
   };
-  walk_weights(object, labels_, visit);
+  const auto visit = [&](uint32_t label, PyObject* value) { open(label, value, 0, show); };
+  modules_[module].was_called = true;
+  walk_weights(object, modules_[module].weight_names, buffers_,
+               [&](PyObject* name, PyObject* value) { visit(labels_.of_weight(name), value); });
+  is_judged = false;  // what may be used nowhere
+  for (const auto& [name, number] : modules_[module].children) {
+    const Module& child = modules_[number];
+    const py::object child_object = child.was_called ? py::object() : child.get();
+    if (!child_object) continue;
+    Labels::Path& path = labels_.item(labels_.children(), name);
+    walk_weights(child_object, child.weight_names, buffers_, [&](PyObject* weight, PyObject* value) {
+      visit(labels_.item(path, "." + py::handle(weight).cast<std::string>()).label, value);
+    });
+  }
+  is_judged = true;
   const size_t weights = call->lines.size();
   if (items_.is_none()) {
     open_tuples(args.ptr(), labels_, labels_.inputs(), 1, visit);
@@ -262,16 +349,25 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     walk.values(output.ptr(), labels_.outputs());
   }
 
+  if (call->lines.empty() && modules_[module].find_rule) return false;  // nothing of it is to be shown
   const uint64_t graph = uses_device_ ? capture_().cast<uint64_t>() : 0;
-  if (!has_weights_ || weights_graph_ != graph) read_weights(graph);
+  use_graph(graph);
+  if (!has_weights_ && !is_recompute) read_weights();
+  const bool is_real = std::any_of(tensors.begin(), tensors.end(), [&](const auto& shown) {
+    return shown.second >= weights && !THPVariable_Unpack(shown.first.ptr()).is_meta();
+  });
   CallTensors unread;
   for (const auto& [object, line] : tensors) {
     PyObject* value = object.ptr();
     const at::Tensor& tensor = THPVariable_Unpack(value);
+    if (line < weights && is_real && tensor.is_meta()) {
+      call->lines[line].content = "offloaded";
+      continue;
+    }
     std::shared_ptr<Measured> known;
     if (line < weights) {
       known = weights_.find(tensor);
-    } else if (reuse_ && (known = activations_.find(tensor)) != nullptr) {
+    } else if (batch_.reuse && (known = activations_.find(tensor)) != nullptr) {
       cost_.bytes_reused += known->bytes();
     }
     if (known != nullptr) {
@@ -286,15 +382,15 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     captured_.emplace_back(graph, call);
     return true;
   }
-  call->starts_batch = !has_calls_;
-  has_calls_ = true;
+  call->starts_batch = !has_calls_ && !is_recompute;
+  has_calls_ = has_calls_ || !is_recompute;
   ++calls_;
   queue_.push_back(call);
   while (!queue_.empty() && queue_.front()->ready() && !queue_.front()->is_told && !queue_.front()->is_bad()) {
     keep(std::move(queue_.front()));
     queue_.pop_front();
   }
-  return !queue_.empty() && (always_look_ || queue_.front()->ready() || call->is_known_bad());
+  return !queue_.empty() && (batch_.always_look || queue_.front()->ready() || call->is_known_bad());
 }
 
 void FrameLog::keep(std::shared_ptr<Call> call) {

@@ -33,6 +33,8 @@ using Content = std::variant<const char*, std::shared_ptr<Measured>, ReadByPytho
 struct Line {
   uint32_t label;
   Content content;
+  bool is_judged = true;  // whether it makes its call bad
+  uint8_t allowed = 0;    // kinds of NonFinite by which it does not
 };
 
 // One module call. Needs the GIL.
@@ -40,7 +42,8 @@ struct Call {
   int64_t batch_number;
   size_t module;  // its place in the list of modules
   bool starts_batch;
-  bool is_told;  // it is to be shown whatever it holds
+  bool is_recompute;  // in a backward: a forward that activation checkpointing runs once more
+  bool is_told;       // it is to be shown whatever it holds
   c10::SmallVector<Line, 6> lines;
 
   bool ready() const;
@@ -52,16 +55,24 @@ struct Call {
   pybind11::object replays() const;
 };
 
+constexpr uint8_t kNotShown = 0xff;
+
 // overflowstat/frame_log.py tells what it does. All methods need the GIL, which they release while they read much or
 // wait.
 class FrameLog {
  public:
-  // `keep` calls are kept when they have been judged, all if it is negative. measure(tensors, graph) gives a
+  // `keep` calls are kept when they have been judged, all if it is negative; `buffers` are shown as weights are.
+  // measure(tensors, graph) gives a
   // Measurement of those that cannot be read here, works_on(device) tells whether the extension can read there,
   // capture() is current_capture, items is overflowstat.capture.items, or None to see only positional arguments and
   // tuples.
-  FrameLog(const std::vector<pybind11::object>& modules, int64_t keep, pybind11::object measure,
-           pybind11::object works_on, pybind11::object capture, pybind11::object items);
+  FrameLog(int64_t keep, bool buffers, pybind11::object measure, pybind11::object works_on, pybind11::object capture,
+           pybind11::object items);
+
+  // rule(label) is what a line of the module may hold, kinds of NonFinite, or kNotShown; None if that is nothing.
+  void add_module(const pybind11::object& module, std::vector<pybind11::object> weight_names, pybind11::object rule);
+  void drop_module(size_t module);
+  void set_children(size_t module, std::vector<std::pair<std::string, size_t>> children);
 
   void start_batch(int64_t number, bool keep_weights);
   void configure(bool is_watching, bool is_told, bool always_look, bool reuse);
@@ -79,6 +90,8 @@ class FrameLog {
   const std::deque<std::shared_ptr<Call>>& kept() const { return kept_; }
   void clear_kept() { kept_.clear(); }
   size_t pending() const { return queue_.size(); }
+  // Whether this batch has any.
+  bool has_calls() const { return has_calls_; }
   uint64_t calls() const { return calls_; }
   const Cost& cost() const { return cost_; }
   const std::string& label(uint32_t label) const { return labels_.text(label); }
@@ -86,28 +99,55 @@ class FrameLog {
  private:
   struct CallTensors;
 
+  struct Module {
+    pybind11::weakref object;
+    std::vector<pybind11::object> weight_names;
+    pybind11::object find_rule;
+    std::vector<std::optional<uint8_t>> rules;  // of each label, once it was asked for
+    std::vector<std::pair<std::string, size_t>> children;
+    bool was_called = false;
+
+    // Null if it is gone or was dropped.
+    pybind11::object get() const {
+      pybind11::object found = object ? object() : pybind11::object();
+      return found && found.is_none() ? pybind11::object() : found;
+    }
+  };
+
+  // How the calls of a batch are treated.
+  struct Batch {
+    int64_t number = 0;
+    bool is_watching = true, is_told = false, always_look = false, reuse = true;
+  };
+
   std::unique_lock<std::recursive_mutex> lock();
   bool works_on(const at::Device& device);
   bool can_read(PyObject* object, const at::Tensor& tensor, Readable& readable);
   void add(CallTensors& tensors, PyObject* object, size_t line);
+  template <class Visit>
+  void open(uint32_t label, PyObject* value, int depth, Visit& visit);
+  uint8_t rule(Module& module, uint32_t label);
   void measure(UnreadList& list);
-  void read_weights(uint64_t graph);
+  void use_batch(bool is_recompute);
+  void use_graph(uint64_t graph);
+  void read_weights();
   void read(CallTensors& tensors, uint64_t graph, Call& call);
   void keep(std::shared_ptr<Call> call);
   void wait_for(const Call& call);
 
   std::recursive_mutex mutex_;
-  std::vector<pybind11::weakref> modules_;
+  std::vector<Module> modules_;
   const int64_t keep_;
+  const bool buffers_;
   const pybind11::object measure_, works_on_, capture_, items_;
   std::vector<std::optional<bool>> works_on_cuda_;  // for each device, once it was asked for
 
   Labels labels_;
   Unchanged weights_, activations_;  // that have been read in this batch
-  uint64_t weights_graph_ = 0;       // in which they were
-  int64_t batch_number_ = 0;
-  bool is_watching_ = true, is_told_ = false, always_look_ = false, reuse_ = true;
-  bool has_weights_ = false, has_calls_ = false;
+  uint64_t graph_ = 0;               // in which they were
+
+  Batch batch_, next_batch_;  // the next one is begun by its first call, since recomputes belong to the last one
+  bool keeps_weights_ = false, is_begun_ = false, has_weights_ = false, has_calls_ = false;
   bool uses_device_ = false;  // a model on the CPU alone is in no CUDA graph
 
   std::deque<std::shared_ptr<Call>> queue_, kept_;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "reading.h"
@@ -14,7 +15,7 @@
 
 namespace overflowstat {
 
-// Holds no tensor. Not thread-safe.
+// Keeps no tensor. Not thread-safe.
 class Measured {
  public:
   using Dimensions = c10::SmallVector<int64_t, 4>;
@@ -27,6 +28,9 @@ class Measured {
     reading_ = std::move(reading);
     position_ = entry;
   }
+
+  // The tensor, undefined if it is gone or was written to since. Not seen is what changes no version.
+  at::Tensor tensor() const;
 
   at::ScalarType dtype() const { return dtype_; }
   const Dimensions& sizes() const { return sizes_; }
@@ -48,11 +52,20 @@ class Measured {
     entry();
     reading_ = nullptr;
   }
-  bool is_bad() { return entry().row.first_bad != StatsRow{}.first_bad && entry_.missing.empty(); }
+  // Which kinds of NonFinite it holds.
+  uint8_t non_finite() {
+    const StatsRow& row = entry().row;
+    if (row.first_bad == StatsRow{}.first_bad || !entry_.missing.empty()) return 0;
+    const uint64_t positive = entry_.negated ? row.neginf_count : row.posinf_count;
+    const uint64_t negative = entry_.negated ? row.posinf_count : row.neginf_count;
+    return (row.nan_count > 0) * kNan | (positive > 0) * kPosInf | (negative > 0) * kNegInf;
+  }
 
  private:
   void fetch();
 
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor_;
+  std::optional<uint32_t> version_;  // none in inference mode
   at::ScalarType dtype_;
   Dimensions sizes_, strides_;
   int64_t bytes_;

@@ -18,6 +18,9 @@ struct StatsRow {
   uint64_t numel = 0;
 };
 
+// The kinds of numbers that are not finite, as overflowstat.row.NonFinite has them.
+enum NonFinite : uint8_t { kNan = 1, kPosInf = 2, kNegInf = 4 };
+
 // A row that is written behind the reader's back: first the row, then, once that is visible, the stamp, which is the
 // number that the reader waits for. One cache line.
 struct alignas(64) StampedRow {

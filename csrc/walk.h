@@ -26,10 +26,11 @@ class Labels {
     std::unordered_map<std::string, std::unique_ptr<Path>> by_suffix;
   };
 
-  Labels() : inputs_{add("input"), {}, {}}, outputs_{add("output"), {}, {}} {}
+  Labels() : inputs_{add("input"), {}, {}}, outputs_{add("output"), {}, {}}, children_{add(""), {}, {}} {}
 
   Path& inputs() { return inputs_; }
   Path& outputs() { return outputs_; }
+  Path& children() { return children_; }
   Path& item(Path& path, size_t i) {
     while (path.by_index.size() <= i) {
       path.by_index.push_back(make(path, "[" + std::to_string(path.by_index.size()) + "]"));
@@ -58,6 +59,15 @@ class Labels {
     return known->second;
   }
 
+  // Of a part of what is shown under a label.
+  uint32_t of_part(uint32_t label, const std::string& suffix) {
+    if (suffix.empty()) return label;
+    const std::string text = texts_[label] + suffix;
+    const auto [known, is_new] = by_text_.try_emplace(text, 0);
+    if (is_new) known->second = add(text);
+    return known->second;
+  }
+
   const std::string& text(uint32_t label) const { return texts_[label]; }
 
  private:
@@ -75,7 +85,7 @@ class Labels {
   std::unordered_map<PyObject*, uint32_t> by_address_;
   std::unordered_map<std::string, uint32_t> by_text_;
   std::vector<pybind11::object> kept_;
-  Path inputs_, outputs_;
+  Path inputs_, outputs_, children_;
 };
 
 // Calls visit(label, value) for each value; tuples are opened to this depth, all else is one value.
@@ -89,6 +99,9 @@ void open_tuples(PyObject* value, Labels& labels, Labels::Path& path, int depth,
     visit(path.label, value);
   }
 }
+
+// As overflowstat/capture.py has them.
+constexpr int kDeepest = 8, kMostValues = 1000;
 
 // What is inside of one input or output. Tuples, lists and what is no structure are known here, all else is left to
 // `items`, which is overflowstat.capture.items.
@@ -111,9 +124,6 @@ class NestedWalk {
   }
 
  private:
-  // As overflowstat/capture.py has them.
-  static constexpr int kDeepest = 8, kMostValues = 1000;
-
   void walk(PyObject* value, Labels::Path& path, int depth) {
     if (THPVariable_Check(value)) {
       found_ = true;
@@ -160,26 +170,44 @@ class NestedWalk {
   bool found_ = false;
 };
 
-// The same for the parameters of a module, each once and its children's not among them. Borrowed: what visit() keeps
-// is only there as long as the module has it.
+// The same for the weights of a module, each once and its children's not among them: visit(name, value). `names` are
+// those of overflowstat.capture.weight_names. Borrowed: what visit() keeps is only there as long as the module has it.
 template <class Visit>
-void walk_weights(pybind11::handle module, Labels& labels, Visit& visit) {
-  static PyObject* const attribute = PyUnicode_InternFromString("_parameters");
-  const auto parameters = pybind11::reinterpret_steal<pybind11::object>(PyObject_GetAttr(module.ptr(), attribute));
-  if (!parameters) throw pybind11::error_already_set();
-  c10::SmallVector<PyObject*, 8> met;
+void walk_weights(pybind11::handle module, const std::vector<pybind11::object>& names, bool buffers, Visit visit) {
+  namespace py = pybind11;
+  static PyObject* const own = PyUnicode_InternFromString("__dict__");
+  static PyObject* const groups[] = {PyUnicode_InternFromString("_parameters"), PyUnicode_InternFromString("_buffers")};
+  c10::SmallVector<PyObject*, 8> met, met_names;
   const auto meet = [&](PyObject* name, PyObject* value) {
-    if (value == Py_None || std::find(met.begin(), met.end(), value) != met.end()) return;
+    if (value == Py_None) return;
+    met_names.push_back(name);
+    if (std::find(met.begin(), met.end(), value) != met.end()) return;
     met.push_back(value);
-    visit(labels.of_weight(name), value);
+    visit(name, value);
   };
-  if (PyDict_Check(parameters.ptr())) {
-    PyObject *name = nullptr, *value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(parameters.ptr(), &at, &name, &value);) meet(name, value);
-  } else {  // of a ScriptModule
-    for (const pybind11::handle item : parameters.attr("items")()) {
-      const auto [name, value] = item.cast<std::pair<pybind11::object, pybind11::object>>();
-      meet(name.ptr(), value.ptr());
+  const auto attribute = [&](PyObject* name) {
+    auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(module.ptr(), name));
+    if (!found) throw py::error_already_set();
+    return found;
+  };
+  for (size_t group = 0; group < (buffers ? 2 : 1); ++group) {
+    const py::object members = attribute(groups[group]);
+    if (PyDict_Check(members.ptr())) {
+      PyObject *name = nullptr, *value = nullptr;
+      for (Py_ssize_t at = 0; PyDict_Next(members.ptr(), &at, &name, &value);) meet(name, value);
+    } else {  // of a ScriptModule
+      for (const py::handle item : members.attr("items")()) {
+        const auto [name, value] = item.cast<std::pair<py::object, py::object>>();
+        meet(name.ptr(), value.ptr());
+      }
+    }
+    if (group > 0 || met_names.size() >= names.size()) continue;
+    const py::object attributes = attribute(own);
+    for (const py::object& name : names) {
+      const auto is_it = [&](PyObject* other) { return name.equal(py::handle(other)); };
+      if (std::any_of(met_names.begin(), met_names.end(), is_it)) continue;
+      PyObject* value = PyDict_GetItemWithError(attributes.ptr(), name.ptr());
+      if (value != nullptr && THPVariable_Check(value)) meet(name.ptr(), value);
     }
   }
 }

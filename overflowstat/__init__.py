@@ -10,6 +10,7 @@ if TYPE_CHECKING or not native.torch_problem():
     from .debug_utils import DebugUnderflowOverflow, detect_overflow
     from .errors import BatchLimitReached, NonFiniteError
     from .monitor import Monitor
+    from .policy import Policy
     from .stats import TensorStats, tensor_stats
 else:
     # Without torch there is only `python -m overflowstat env`, which tells what to do.
@@ -24,6 +25,7 @@ __all__ = [
     "DebugUnderflowOverflow",
     "Monitor",
     "NonFiniteError",
+    "Policy",
     "TensorStats",
     "detect_overflow",
     "tensor_stats",

@@ -1,13 +1,27 @@
 """The walk over what a hook is given: which tensors there are, and by which names. csrc/walk.h does the same."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-__all__ = ["MAX_DEPTH", "MAX_VALUES", "TOO_DEEP", "TOO_MANY", "inputs", "items", "outputs", "stand_in", "weights"]
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_VALUES",
+    "TOO_DEEP",
+    "TOO_MANY",
+    "inputs",
+    "items",
+    "opened",
+    "outputs",
+    "parts",
+    "stand_in",
+    "weight_names",
+    "weights",
+]
 
 # Of one input or output. What lies beyond is a line that says so.
 MAX_DEPTH = 8
@@ -15,14 +29,36 @@ MAX_VALUES = 1000
 TOO_DEEP = "too deep"
 TOO_MANY = "too many"
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
-def weights(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(name, parameter) of each of a module's own, once. Not by parameters(), which models override."""
+def weight_names(module: nn.Module) -> tuple[str, ...]:
+    """The names under which a module has its weights, or will have them though they are no parameters.
+
+    Those of its parameters, which offloading, merging and sharding replace by plain tensors; and where such have come
+    already, the names that are usual.
+    """
+    plain = (name for name in ("weight", "bias") if isinstance(module.__dict__.get(name), Tensor))
+    return (*(name for name, weight in module._parameters.items() if weight is not None), *plain)
+
+
+def weights(module: nn.Module, names: Sequence[str], buffers: bool) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of each of a module's own, once.
+
+    Its parameters, not by parameters(), which models override; plain tensors in place of a parameter of these `names`;
+    and, if asked for, its buffers.
+    """
+    found: list[tuple[str, Tensor]] = [(n, weight) for n, weight in module._parameters.items() if weight is not None]
+    if len(found) < len(names):
+        there = {name for name, _ in found}
+        plain = ((name, module.__dict__.get(name)) for name in names if name not in there)
+        found += [(name, weight) for name, weight in plain if isinstance(weight, Tensor)]
+    if buffers:
+        found += [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
     met = set()
-    for name, weight in module._parameters.items():
-        if weight is not None and id(weight) not in met:
+    for name, weight in found:
+        if id(weight) not in met:
             met.add(id(weight))
             yield name, weight
 
@@ -46,6 +82,42 @@ def outputs(output: object, nested: bool) -> Iterator[tuple[str, object]]:
         yield from _open_tuples(output, "output", depth=2)
 
 
+def opened(label: str, value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
+    """(label, tensor) of each that holds the numbers of a tensor, as `parts` has them; else just this."""
+    inside = parts(value) if isinstance(value, Tensor) and depth < MAX_DEPTH else None
+    if inside is None:
+        yield label, value
+    for suffix, part in inside or ():
+        yield from opened(label + suffix, part, depth + 1)
+
+
+def parts(tensor: Tensor) -> list[tuple[str, Tensor]] | None:
+    """What holds the numbers of a tensor that has none itself, each with what is added to its label; None for others.
+
+    For a wrapper that is a class of its own (DTensor, quantized weights, jagged tensors) what it has here, as it tells
+    by `__tensor_flatten__`: no collective, and no wait for one. For a sparse tensor its values. Nothing is copied.
+    """
+    kind = type(tensor)
+    try:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                if kind.__name__ == "AsyncCollectiveTensor":  # which may still be on its way
+                    return None
+                names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+                inside = [(name, part) for name in names if isinstance(part := getattr(tensor, name), Tensor)]
+                return [("" if len(inside) == 1 else f".{name.lstrip('_')}", part) for name, part in inside]
+            if tensor.layout == torch.sparse_coo:
+                return [(".values", tensor._values())]
+            if tensor.layout in _COMPRESSED:
+                return [(".values", tensor.values())]
+            if tensor.is_nested:
+                storage = tensor.untyped_storage()
+                return [(".values", torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage))]
+    except Exception:  # of a class that does not tell, or on a device that is gone
+        pass
+    return None
+
+
 def stand_in(value: object) -> str:
     """What a line says in place of numbers for a value that is no tensor."""
     return value.text if isinstance(value, _LeftOut) else "None" if value is None else "not a tensor"
@@ -54,11 +126,13 @@ def stand_in(value: object) -> str:
 def items(value: Any) -> list[tuple[str, object]] | None:
     """What is in a structure, each with what is added to the structure's label; None for what is none.
 
-    Structures are tuples, lists, mappings, dataclasses, caches of keys and values as transformers has them, and
-    whatever is registered with torch.utils._pytree.
+    For a tensor, its `parts`. Structures are tuples, lists, mappings, dataclasses, caches of keys and values as
+    transformers has them, and whatever is registered with torch.utils._pytree.
     """
     if isinstance(value, _PLAIN):
         return None
+    if isinstance(value, Tensor):
+        return cast("list[tuple[str, object]] | None", parts(value))
     try:
         return _items(value)
     except Exception:  # of a structure's own making

@@ -11,6 +11,7 @@ from enum import Enum
 from torch import Tensor, nn
 
 from .monitor import CheckName, Monitor
+from .policy import Policy
 from .recorder import RecorderName
 from .report import ReferenceStyle, notices, stats_line
 from .stats import tensor_stats
@@ -42,6 +43,7 @@ class DebugUnderflowOverflow:
         check: when numbers on a GPU are judged: "module", "batch" or "step", see `Monitor`.
         reuse_unchanged: whether a tensor that is met again in a batch is shown as it was read, see `Monitor`.
         nested: also see keyword inputs and what is inside of structures, which the original does not.
+        policy: what is watched, and where numbers that are not finite are meant; the original has none.
 
     Attributes:
         frames: texts of the frames kept for the next report.
@@ -65,6 +67,7 @@ class DebugUnderflowOverflow:
         check: CheckName = "batch",
         reuse_unchanged: bool | None = None,
         nested: bool = False,
+        policy: Policy | None = None,
     ) -> None:
         self._style = ReferenceStyle()
         self._monitor = Monitor(
@@ -76,6 +79,7 @@ class DebugUnderflowOverflow:
             check=check,
             reuse_unchanged=reuse_unchanged,
             nested=nested,
+            policy=policy,
             style=self._style,
         )
 

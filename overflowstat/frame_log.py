@@ -6,21 +6,23 @@ csrc/frame_log.cpp does all that a hook has to do.
 
 import functools
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from . import capture
 from .frames import Frame, Line
-from .hooks import ForwardHook, inert_hook, refuse_replica
+from .hooks import ForwardHook, inert_hook, is_in_backward, refuse_replica
 from .measurement import Measurement, Place, measure, measured_content
-from .pending import PendingFrame
+from .pending import PendingFrame, PendingLine
+from .policy import Policy, Rule
 from .recorder import NativeRecorder, Recorder
-from .row import Row
-from .stats import TensorStats
+from .row import NOTHING, NonFinite, Row
+from .stats import TensorStats, is_on_meta
 from .unchanged import Known, Unchanged, can_know
 
 __all__ = ["CapturedCall", "Counters", "FrameLog", "make_frame_log"]
@@ -51,8 +53,24 @@ class CapturedCall(Protocol):
 
 
 class FrameLog(Protocol):
+    def add_module(self, number: int, name: str, module: nn.Module) -> None:
+        """The next one, by its number."""
+        ...
+
+    def drop_module(self, number: int) -> None:
+        """It is no part of the model any more."""
+        ...
+
+    def set_children(self, number: int, children: Sequence[tuple[str, int]]) -> None:
+        """The own children of a module, by name and number.
+
+        As long as one of them has not been called, its weights are shown in the calls of the module: as a rule that
+        uses them itself, as nn.MultiheadAttention does with those of its out_proj.
+        """
+        ...
+
     def start_batch(self, number: int, keep_weights: bool) -> None:
-        """What follows belongs to the batch of this number.
+        """What follows belongs to the batch of this number, but for recomputes, which belong to the last one.
 
         With `keep_weights` a weight that has not changed since it was read in an earlier one is not read again.
         """
@@ -92,6 +110,10 @@ class FrameLog(Protocol):
         """
         ...
 
+    def tensor(self, line: int) -> Tensor | None:
+        """That of a line of the frame that `next` gave last, if it is still there and was not written to since."""
+        ...
+
     def take_captured(self) -> tuple[int, CapturedCall] | None:
         """The next call that was captured into a CUDA graph and has not been taken, with the graph's number."""
         ...
@@ -116,9 +138,50 @@ class FrameLog(Protocol):
         ...
 
     @property
+    def has_calls(self) -> bool:
+        """Whether this batch has begun."""
+        ...
+
+    @property
     def calls(self) -> int: ...
 
     def counters(self) -> Counters: ...
+
+
+class _Batch(NamedTuple):
+    """How the calls of a batch are treated: see FrameLog.configure."""
+
+    number: int = 0
+    is_watching: bool = True
+    is_told: bool = False
+    always_look: bool = False
+    reuse: bool = True
+
+
+SHOWN = Rule(True, NOTHING)
+NOT_SHOWN = 0xFF
+OFFLOADED = "offloaded"  # what a weight without memory is, where the forward computes with some
+
+
+@dataclass(slots=True)
+class _Module:
+    reference: Callable[[], nn.Module | None]
+    name: str
+    weight_names: Sequence[str]
+    find_rule: Callable[[str], Rule] | None
+    rules: dict[str, Rule] = field(default_factory=dict)
+    children: Sequence[tuple[str, int]] = ()
+    was_called: bool = False
+
+    def rule(self, label: str) -> Rule:
+        if self.find_rule is None:
+            return SHOWN
+        if label not in self.rules:
+            self.rules[label] = self.find_rule(label)
+        return self.rules[label]
+
+    def weights(self, module: nn.Module, buffers: bool) -> Iterator[tuple[str, Tensor]]:
+        return capture.weights(module, self.weight_names, buffers)
 
 
 class PlainFrameLog:
@@ -128,33 +191,51 @@ class PlainFrameLog:
     Python.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], recorder: Recorder, keep: int | None, nested: bool) -> None:
-        self._modules = dict(modules)
+    def __init__(
+        self, recorder: Recorder, keep: int | None, nested: bool, buffers: bool, policy: Policy | None
+    ) -> None:
+        self._modules: list[_Module] = []
+        self._policy = policy
         self._nested = nested
-        self._names = list(modules)
+        self._buffers = buffers
         self._recorder = recorder
         self._lock = threading.RLock()
         self._queue: deque[PendingFrame] = deque()
         self._captured: deque[tuple[int, PendingFrame]] = deque()
         self._kept: deque[PendingFrame] = deque(maxlen=keep)
+        self._given: PendingFrame | None = None
         self._weights = Unchanged()
         self._activations = Unchanged()
         self._graph: int | None = None  # in which the weights were read
         self._calls = self._tensors = self._bytes_read = self._bytes_reused = self._waits = 0
-        self.configure(is_watching=True, is_told=False, always_look=False, reuse=True)
-        self.start_batch(0, keep_weights=False)
+        # The next batch is begun by its first call, since recomputes belong to the last one.
+        self._batch = self._next_batch = _Batch()
+        self._keeps_weights = self._is_begun = self._has_weights = self._has_calls = False
+
+    def add_module(self, number: int, name: str, module: nn.Module) -> None:
+        names = capture.weight_names(module) if self._nested else ()
+        with self._lock:
+            self._modules.append(_Module(weakref.ref(module), name, names, _rules(self._policy, name, module)))
+
+    def drop_module(self, number: int) -> None:
+        with self._lock:
+            self._modules[number].weight_names = ()
+            self._modules[number].children = []
+            self._modules[number].reference = lambda: None
+
+    def set_children(self, number: int, children: Sequence[tuple[str, int]]) -> None:
+        with self._lock:
+            self._modules[number].children = children if self._nested else ()
 
     def start_batch(self, number: int, keep_weights: bool) -> None:
         with self._lock:
-            self._number = number
-            self._has_weights = self._has_calls = False
-            self._activations.clear()
-            if not keep_weights:
-                self._weights.clear()
+            self._next_batch = self._next_batch._replace(number=number)
+            self._keeps_weights = keep_weights
+            self._is_begun = self._has_calls = False
 
     def configure(self, is_watching: bool, is_told: bool, always_look: bool, reuse: bool) -> None:
         with self._lock:
-            self._is_watching, self._is_told, self._always_look, self._reuse = is_watching, is_told, always_look, reuse
+            self._next_batch = _Batch(self._next_batch.number, is_watching, is_told, always_look, reuse)
 
     def forget_weights(self) -> None:
         with self._lock:
@@ -165,64 +246,125 @@ class PlainFrameLog:
 
     def call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
         with self._lock:
-            return self._is_watching and self._call(number, module, args, kwargs, output)
+            is_recompute = is_in_backward()
+            if not is_recompute:
+                self._use_next_batch()
+            return self._batch.is_watching and self._call(number, module, args, kwargs, output, is_recompute)
 
-    def _call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
+    def _use_next_batch(self) -> None:
+        self._batch = self._next_batch
+        if self._is_begun:
+            return
+        self._is_begun = True
+        self._has_weights = False
+        self._activations.clear()
+        if not self._keeps_weights:
+            self._weights.clear()
+
+    def _use_graph(self, graph: int | None) -> None:
+        """What is read in a graph has no numbers elsewhere."""
+        if self._graph != graph:
+            self._graph = graph
+            self._has_weights = False
+            self._weights.clear()
+            self._activations.clear()
+
+    def _call(
+        self,
+        number: int,
+        module: nn.Module,
+        args: object,
+        kwargs: Mapping[str, object],
+        output: object,
+        is_recompute: bool,
+    ) -> bool:
         graph = self._recorder.capture()
-        if not self._has_weights or self._graph != graph:
+        self._use_graph(graph)
+        if not self._has_weights and not is_recompute:
             self._read_weights(graph)
-        lines: list[tuple[str, Place | TensorStats | str]] = []
+        lines: list[PendingLine] = []
         unread: dict[int, tuple[Tensor, list[int]]] = {}  # by the tensor's id, with the lines that show it
-        weights = [(label, value, self._weights.find(value)) for label, value in capture.weights(module)]
-        values = [*capture.inputs(args, kwargs, self._nested), *capture.outputs(output, self._nested)]
-        for label, value, known in [*weights, *((label, value, self._find(value)) for label, value in values)]:
+        shown: list[tuple[str, object, bool, bool]] = [  # (label, value, whether it is a weight, whether it is judged)
+            (label, value, True, is_judged) for label, value, is_judged in self._shown_weights(number, module)
+        ]
+        for label, value in (*capture.inputs(args, kwargs, self._nested), *capture.outputs(output, self._nested)):
+            shown.append((label, value, False, True))
+        if self._nested:
+            shown = [
+                (part_label, part, is_weight, is_judged)
+                for label, value, is_weight, is_judged in shown
+                for part_label, part in capture.opened(label, value)
+            ]
+        computed = [value for _, value, is_weight, _ in shown if not is_weight and isinstance(value, Tensor)]
+        for label, value, is_weight, is_judged in shown:
+            rule = self._modules[number].rule(label)
+            if not rule.is_shown:
+                continue
+            line = PendingLine(label, "", is_judged, rule.allowed)
             if not isinstance(value, Tensor):
-                lines.append((label, capture.stand_in(value)))
-            elif known is not None:
-                lines.append((label, known.place))
+                line = line._replace(content=capture.stand_in(value))
+            elif is_weight and is_on_meta(value) and not all(map(is_on_meta, computed)):
+                line = line._replace(content=OFFLOADED)
+            elif (known := self._weights.find(value) if is_weight else self._find(value)) is not None:
+                line = line._replace(content=known.place)
             else:
                 unread.setdefault(id(value), (value, []))[1].append(len(lines))
-                lines.append((label, ""))
+            lines.append(line)
+        if not lines and self._policy is not None:  # nothing of it is to be shown
+            return False
         if unread:
             measurement = self._read([tensor for tensor, _ in unread.values()], graph)
             for position, (tensor, shown_in) in enumerate(unread.values()):
                 place = Place(measurement, position)
                 for i in shown_in:
-                    lines[i] = lines[i][0], place
-                if self._reuse and position in measurement.being_read():
+                    lines[i] = lines[i]._replace(content=place)
+                if self._batch.reuse and position in measurement.being_read():
                     self._activations.insert(tensor, place, measurement.size(position))
         call = PendingFrame(
-            self._number,
-            self._names[number],
+            self._batch.number,
+            self._modules[number].name,
             type(module).__name__,
             tuple(lines),
-            starts_batch=not self._has_calls and graph is None,
-            is_told=self._is_told,
+            starts_batch=not self._has_calls and not is_recompute and graph is None,
+            is_recompute=is_recompute,
+            is_told=self._batch.is_told,
         )
         if graph is not None:
             self._captured.append((graph, call))
             return True
-        self._has_calls = True
+        self._has_calls = self._has_calls or not is_recompute
         self._calls += 1
         self._queue.append(call)
         while self._queue and self._queue[0].ready() and not self._queue[0].is_told and not self._queue[0].is_bad():
             self._kept.append(self._queue.popleft())
-        return bool(self._queue) and (self._always_look or self._queue[0].ready() or call.is_known_bad())
+        return bool(self._queue) and (self._batch.always_look or self._queue[0].ready() or call.is_known_bad())
+
+    def _shown_weights(self, number: int, module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+        """(label, weight, whether it is judged)"""
+        watched = self._modules[number]
+        watched.was_called = True
+        for label, weight in watched.weights(module, self._buffers):
+            yield label, weight, True
+        for name, child_number in watched.children:
+            child = self._modules[child_number]
+            if not child.was_called and (child_module := child.reference()) is not None:
+                for label, weight in child.weights(child_module, self._buffers):
+                    yield f"{name}.{label}", weight, False  # it may be used nowhere
 
     def _find(self, value: object) -> Known | None:
-        known = self._activations.find(value) if self._reuse and isinstance(value, Tensor) else None
+        known = self._activations.find(value) if self._batch.reuse and isinstance(value, Tensor) else None
         if known is not None:
             self._bytes_reused += known.size
         return known
 
     def _read_weights(self, graph: int | None) -> None:
-        if self._graph != graph:  # what is read in a graph has no numbers elsewhere
-            self._weights.clear()
-            self._activations.clear()
-        self._graph, self._has_weights = graph, True
+        self._has_weights = True
         unread = {}
-        for module in self._modules.values():
-            for _, weight in capture.weights(module):
+        for watched in self._modules:
+            module = watched.reference()
+            for name, weight in watched.weights(module, self._buffers) if module is not None else ():
+                if not watched.rule(name).is_shown:
+                    continue
                 if (known := self._weights.find(weight)) is not None:
                     self._bytes_reused += known.size
                 # The others are looked at in their modules only: those that could change unseen (inference tensors,
@@ -252,8 +394,13 @@ class PlainFrameLog:
                 self._wait_for(call)
                 self._kept.append(call)
                 if call.is_told or call.is_bad():
+                    self._given = call
                     return call.frame()
         return None
+
+    def tensor(self, line: int) -> Tensor | None:
+        content = self._given.lines[line].content if self._given else None
+        return content.measurement.tensor(content.position) if isinstance(content, Place) else None
 
     def _wait_for(self, call: PendingFrame) -> None:
         if not call.ready():
@@ -265,8 +412,10 @@ class PlainFrameLog:
             return self._captured.popleft() if self._captured else None
 
     def judge_captured(self, call: Any, batch_number: int, starts_batch: bool) -> Frame:
+        self._given = None  # the tensors are what the graph makes of them
         frame: Frame = replace(call, batch_number=batch_number, starts_batch=starts_batch).frame()
-        lines = tuple((line.label, line.content) for line in frame.lines)  # whatever the next replay finds
+        # Whatever the next replay finds.
+        lines = tuple(PendingLine(line.label, line.content, line.is_judged, line.allowed) for line in frame.lines)
         self._kept.append(replace(call, batch_number=batch_number, starts_batch=starts_batch, lines=lines))
         return frame
 
@@ -285,6 +434,10 @@ class PlainFrameLog:
         return len(self._queue)
 
     @property
+    def has_calls(self) -> bool:
+        return self._has_calls
+
+    @property
     def calls(self) -> int:
         return self._calls
 
@@ -299,18 +452,33 @@ class NativeFrameLog:
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], recorder: NativeRecorder, keep: int | None, nested: bool
+        self, recorder: NativeRecorder, keep: int | None, nested: bool, buffers: bool, policy: Policy | None
     ) -> None:
-        self._modules = list(modules.items())
+        self._policy = policy
+        self._given: Any = None
+        self._names: list[tuple[str, weakref.ref[nn.Module], str]] = []
+        self._nested = nested
         self._make_hook = recorder.extension.make_hook
         self._log = recorder.extension.FrameLog(
-            modules=list(modules.values()),
             keep=-1 if keep is None else keep,
+            buffers=buffers,
             measure=functools.partial(measure, recorder),
             works_on=recorder.works_on,
             capture=recorder.extension.current_capture,
             items=capture.items if nested else None,
         )
+
+    def add_module(self, number: int, name: str, module: nn.Module) -> None:
+        self._names.append((name, weakref.ref(module), type(module).__name__))
+        find_rule = _rules(self._policy, name, module)
+        code = None if find_rule is None else lambda label: _code(find_rule(label))
+        self._log.add_module(module, capture.weight_names(module) if self._nested else (), code)
+
+    def drop_module(self, number: int) -> None:
+        self._log.drop_module(number)
+
+    def set_children(self, number: int, children: Sequence[tuple[str, int]]) -> None:
+        self._log.set_children(number, children if self._nested else ())
 
     def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
         hook: Callable[..., None] = self._make_hook(self._log, number, module, look, refuse_replica, inert_hook)
@@ -330,13 +498,21 @@ class NativeFrameLog:
 
     def next(self, wait: bool) -> Frame | None:
         call = self._log.next(wait)
-        return None if call is None else self._frame(call)
+        if call is None:
+            return None
+        self._given = call
+        return self._frame(call)
+
+    def tensor(self, line: int) -> Tensor | None:
+        found: Tensor | None = None if self._given is None else self._log.tensor(self._given, line)
+        return found
 
     def take_captured(self) -> tuple[int, CapturedCall] | None:
         found: tuple[int, CapturedCall] | None = self._log.take_captured()
         return found
 
     def judge_captured(self, call: Any, batch_number: int, starts_batch: bool) -> Frame:
+        self._given = None  # the tensors are what the graph makes of them
         return self._frame(self._log.judge_captured(call, batch_number, starts_batch))
 
     def drop_batch(self, number: int) -> None:
@@ -353,6 +529,10 @@ class NativeFrameLog:
         return int(self._log.pending)
 
     @property
+    def has_calls(self) -> bool:
+        return bool(self._log.has_calls)
+
+    @property
     def calls(self) -> int:
         return int(self._log.calls)
 
@@ -360,10 +540,34 @@ class NativeFrameLog:
         return Counters(**self._log.counters())
 
     def _frame(self, call: Any) -> Frame:
-        batch_number, i, starts_batch, lines = self._log.frame(call)
-        name, module = self._modules[i]
-        contents = tuple(Line(label, _content(content)) for label, content in lines)
-        return Frame(batch_number, name, type(module).__name__, contents, starts_batch)
+        batch_number, i, starts_batch, is_recompute, lines = self._log.frame(call)
+        name, reference, class_name = self._names[i]
+        module = reference()
+        if module is not None:
+            class_name = type(module).__name__  # which a lazy module changes
+        contents = tuple(
+            Line(label, _content(content), is_judged, NonFinite(allowed) if allowed else NOTHING)
+            for label, content, is_judged, allowed in lines
+        )
+        return Frame(batch_number, name, class_name, contents, starts_batch, is_recompute)
+
+
+def _rules(policy: Policy | None, name: str, module: nn.Module) -> Callable[[str], Rule] | None:
+    """label -> rule, for the lines of a module. Does not keep it."""
+    if policy is None:
+        return None
+    reference = weakref.ref(module)
+
+    def find(label: str) -> Rule:
+        module = reference()
+        return SHOWN if module is None else policy.rule(name, module, label)
+
+    return find
+
+
+def _code(rule: Rule) -> int:
+    """As csrc/frame_log.h has it."""
+    return rule.allowed.value if rule.is_shown else NOT_SHOWN
 
 
 def _content(content: Any) -> TensorStats | str:
@@ -377,15 +581,19 @@ def _content(content: Any) -> TensorStats | str:
     return measured_content(row if isinstance(row, str) else Row._make(row), (sizes, strides, dtype))
 
 
-def make_frame_log(modules: Mapping[str, nn.Module], recorder: Recorder, keep: int | None, nested: bool) -> FrameLog:
+def make_frame_log(
+    recorder: Recorder, keep: int | None, *, nested: bool = True, buffers: bool = False, policy: Policy | None = None
+) -> FrameLog:
     """The one that goes with a recorder.
 
     Args:
-        modules: those to watch, by their names, of which the place in this mapping is the number.
         recorder: what reads tensors.
         keep: how many judged calls to keep; None for all.
-        nested: whether keyword inputs are seen, and what is inside of lists, dicts and other structures.
+        nested: whether all is seen that a call touches: keyword inputs, what is inside of lists, dicts and other
+            structures, weights that are no parameters or are those of a child that is not called.
+        buffers: whether these are shown as weights are.
+        policy: which lines are shown, and what they may hold; None for all, and nothing that is not finite.
     """
     if isinstance(recorder, NativeRecorder):
-        return NativeFrameLog(modules, recorder, keep, nested)
-    return PlainFrameLog(modules, recorder, keep, nested)
+        return NativeFrameLog(recorder, keep, nested, buffers, policy)
+    return PlainFrameLog(recorder, keep, nested, buffers, policy)

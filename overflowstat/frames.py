@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from .row import NOTHING, NonFinite
 from .stats import TensorStats
 
 __all__ = ["Frame", "Line"]
@@ -15,10 +16,15 @@ class Line:
     """The parameter's name, `input[i]`, `output`, `output[i]` or `output[i][j]`."""
     content: TensorStats | str
     """The tensor's statistics, or what it is that has none: "None", "not a tensor", "meta", ..."""
+    is_judged: bool = True
+    """Whether it makes its frame bad. Not so for weights of a child that is not called, and may be used nowhere."""
+    allowed: NonFinite = NOTHING
+    """What it may hold."""
 
     @property
     def is_bad(self) -> bool:
-        return isinstance(self.content, TensorStats) and self.content.is_bad
+        """Whether it holds a NaN or an infinity that it may not hold."""
+        return isinstance(self.content, TensorStats) and bool(self.content.non_finite & ~self.allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +32,17 @@ class Frame:
     """One module call: own parameters, inputs, outputs, in this order."""
 
     batch_number: int
-    """Forwards of the root module that had finished before this call."""
+    """Forwards of the root module that had finished before this call; before the forward that it recomputes, if any."""
     module: str
     """Qualified name; "" for the root."""
     class_name: str
     lines: tuple[Line, ...]
     starts_batch: bool
+    is_recompute: bool = False
+    """In a backward: a forward that activation checkpointing runs once more. It is part of no batch."""
 
     @property
     def bad_lines(self) -> list[Line]:
-        return [line for line in self.lines if line.is_bad]
+        """None where the frame is good."""
+        bad = [line for line in self.lines if line.is_bad]
+        return bad if any(line.is_judged for line in bad) else []

@@ -1,9 +1,11 @@
 """The hooks that a monitor puts on modules, and what they do on copies of these modules."""
 
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from types import FrameType
 
+import torch
 from torch import nn
 
 __all__ = [
@@ -11,8 +13,10 @@ __all__ = [
     "Record",
     "RootEntryHook",
     "RootHook",
+    "WeakHook",
     "calls_in_progress",
     "inert_hook",
+    "is_in_backward",
     "is_watched",
     "refuse_replica",
 ]
@@ -90,6 +94,17 @@ class RootEntryHook(_Hook):
             self._callback()
 
 
+class WeakHook:
+    """Calls a method without arguments, as long as its object is there: for hooks that torch keeps for all."""
+
+    def __init__(self, method: Callable[[], None]) -> None:
+        self._method = weakref.WeakMethod(method)
+
+    def __call__(self, *_: object) -> None:
+        if (method := self._method()) is not None:
+            method()
+
+
 def inert_hook() -> Callable[..., None]:
     """What a hook is on a copy."""
     return _ignore
@@ -102,6 +117,11 @@ def _ignore(*_: object) -> None:
 def is_watched(module: nn.Module) -> bool:
     """Whether any monitor has a hook on this module."""
     return any(type(hook).__module__.split(".")[0] == __package__ for hook in module._forward_hooks.values())
+
+
+def is_in_backward() -> bool:
+    """Whether autograd is running a backward in this thread. A forward there is one that is recomputed."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def calls_in_progress(module: nn.Module) -> int:

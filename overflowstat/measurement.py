@@ -1,5 +1,6 @@
 """The statistics of tensors, for hooks: never raises, never waits before it is asked for what it found."""
 
+import weakref
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from .errors import warn_user
 from .layout import distinct_elements
 from .recorder import Reading, Recorder, Replays
-from .row import Row
+from .row import NOTHING, NonFinite, Row
 from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
 
 __all__ = ["Measurement", "Place", "measure", "measured_content"]
@@ -18,12 +19,13 @@ Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Measurement:
-    """What is known, now or later, of some tensors, each told by its position. Holds no tensor."""
+    """What is known, now or later, of some tensors, each told by its position. Keeps no tensor."""
 
     def __init__(self, count: int, graph: int | None = None) -> None:
         self._graph = graph
         self._found: list[Row | str] = [""] * count
         self._shapes: dict[int, Shape] = {}
+        self._tensors: dict[int, tuple[weakref.ref[Tensor], int | None]] = {}
         self._readings: list[tuple[Reading, list[int]]] = []
 
     def ready(self) -> bool:
@@ -34,6 +36,12 @@ class Measurement:
         """Until all is there."""
         self._fetch()
 
+    def tensor(self, position: int) -> Tensor | None:
+        """The tensor itself, if it is still there and was not written to since."""
+        reference, version = self._tensors[position]
+        tensor = reference()
+        return tensor if tensor is not None and _version(tensor) == version else None
+
     def being_read(self) -> Collection[int]:
         """Positions of the tensors that are, or were."""
         return self._shapes.keys()
@@ -43,11 +51,11 @@ class Measurement:
         shape, stride, dtype = self._shapes[position]
         return distinct_elements(shape, stride) * dtype.itemsize
 
-    def is_bad(self, position: int) -> bool:
-        """Whether a tensor holds anything that is not finite. May wait."""
+    def non_finite(self, position: int) -> NonFinite:
+        """What a tensor holds that is not finite. May wait."""
         self._fetch()
         found = self._found[position]
-        return isinstance(found, Row) and found.first_bad is not None
+        return found.non_finite if isinstance(found, Row) else NOTHING
 
     def content(self, position: int) -> TensorStats | str:
         """The statistics of a tensor, or what it is that cannot be read, or why it was not. May wait."""
@@ -70,12 +78,14 @@ class Measurement:
                 shapes = {i: shape_of(tensor) for i, tensor in tensors}
                 self._readings.append((recorder.record([tensor for _, tensor in tensors]), list(shapes)))
                 self._shapes.update(shapes)
+                self._tensors.update({i: (weakref.ref(tensor), _version(tensor)) for i, tensor in tensors})
         except Exception as error:
             # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
             if len(tensors) == 1:
-                self.put(tensors[0][0], f"not read: {type(error).__name__}")
-                # By a ValueError a recorder refuses one for what it is; sharded and offloaded weights have no memory.
-                if not isinstance(error, ValueError) and not _is_freed(tensors[0][1]):
+                is_freed = _is_freed(tensors[0][1])  # as sharded weights are between their uses
+                self.put(tensors[0][0], "empty here" if is_freed else f"not read: {type(error).__name__}")
+                # By a ValueError a recorder refuses one for what it is.
+                if not isinstance(error, ValueError) and not is_freed:
                     warn_user(f"a tensor could not be read, and is not judged: {type(error).__name__}: {error}")
             else:
                 for one in tensors:
@@ -132,6 +142,10 @@ def _reason(tensor: Tensor) -> str:
         return why_unreadable(tensor)
     except Exception as error:  # of a subclass's own making
         return f"not read: {type(error).__name__}"
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 def _is_freed(tensor: Tensor) -> bool:

@@ -3,8 +3,8 @@
 import sys
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NoReturn, get_args
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, get_args
 
 import torch.distributed as dist
 from torch import nn
@@ -13,10 +13,13 @@ from torch.utils.hooks import RemovableHandle
 
 from . import capture
 from .captured import CapturedBatch
+from .detections import Detection, Detections
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters, make_frame_log
 from .frames import Frame
-from .hooks import RootEntryHook, RootHook, calls_in_progress, is_watched
+from .hooks import RootEntryHook, RootHook, WeakHook, calls_in_progress, is_in_backward, is_watched
+from .modules import ModuleTree
+from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
@@ -30,13 +33,16 @@ from .validation import (
     check_optional_count,
     check_positive,
 )
+from .wholly_bad import wholly_bad_rows
 
-__all__ = ["CheckName", "Monitor", "WeightsName"]
+__all__ = ["CheckName", "Monitor", "OnDetect", "WeightsName"]
 
 CheckName = Literal["module", "batch", "step"]
 WeightsName = Literal["forward", "on_change"]
+OnDetect = Literal["raise", "warn"] | Callable[[Report], object]
 CHECKS = get_args(CheckName)
 WEIGHTS = get_args(WeightsName)
+ON_DETECT = ("raise", "warn")
 
 
 class Monitor:
@@ -50,8 +56,11 @@ class Monitor:
         >>> with Monitor(model):  # watches in this block
         ...     train()
 
-    A *batch* is one forward of `model` itself, the root; the first is number 0. Batches that are traced print every
-    frame and never raise. A batch that raised, for whatever reason, has ended: the next forward starts the next one.
+    A *batch* is one forward of `model` itself, the root, or ends with `step()`; the first is number 0. Batches that are
+    traced print every frame and never raise. A batch that raised, for whatever reason, has ended: the next forward
+    starts the next one.
+
+    What activation checkpointing runs once more in the backward is seen as frames that say so, and is part of no batch.
 
     The monitor stays attached though nobody keeps it. Copies of the model, deep or pickled, are not watched. Threads
     may share the model.
@@ -84,6 +93,14 @@ class Monitor:
         nested: see keyword inputs, as `input[name]`, and what is inside of lists, dicts, dataclasses, `ModelOutput`,
             caches of keys and values, and other structures that torch knows: `output[logits]`, `output.field`,
             `input[past].layers[3].keys`. A thousand values of each, eight levels deep; a line says what was left out.
+            Also weights that are no parameters any more, and, as `out_proj.weight`, those of a child that has never
+            been called, since its parent may use them itself.
+        buffers: show a module's buffers as its weights are shown, running statistics for one.
+        policy: what is watched, and where numbers that are not finite are meant.
+        on_detect: "raise" a `NonFiniteError`; "warn" and go on, once for each place, with a count of the batches that
+            first went bad there when the monitor is removed; or call this with the `Report`, once for each place, whose
+            exceptions reach the caller of the model. Later frames of a batch that went bad are not reported.
+        max_reports: how many reports go to the sinks at most; None for all.
         style: how things are worded.
         sinks: where frames and reports go; by default they are printed. One that has an attribute `every_frame` which
             is true is given all frames, others those that are traced or bad.
@@ -108,6 +125,10 @@ class Monitor:
         weights: WeightsName = "forward",
         every_n: int = 1,
         nested: bool = True,
+        buffers: bool = False,
+        policy: Policy | None = None,
+        on_detect: OnDetect = "raise",
+        max_reports: int | None = None,
         style: Style | None = None,
         sinks: Sequence[Sink] | None = None,
     ) -> None:
@@ -125,6 +146,11 @@ class Monitor:
         self._reuse = check_optional_bool("reuse_unchanged", reuse_unchanged)
         self._weights = check_one_of("weights", weights, WEIGHTS)
         self._every_n = check_positive("every_n", every_n)
+        if policy is not None and not isinstance(policy, Policy):
+            raise TypeError(f"policy={policy!r}: must be an overflowstat.Policy, not {type(policy).__name__}")
+        self._on_detect = on_detect if callable(on_detect) else check_one_of("on_detect", on_detect, ON_DETECT)
+        self._max_reports = check_optional_count("max_reports", max_reports)
+        self._detections = Detections()
         recorder = make_recorder(recorder)
         self._style = style or OwnStyle()
         self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
@@ -135,19 +161,29 @@ class Monitor:
         self._captured: list[CapturedBatch] = []
         self._captured_calls = 0
         self._raised_in_batch: int | None = None
+        self._reports = 0
+        self._counts_batches = False  # or something has ended one, or will
 
         if is_watched(model):
             warn_user(
                 f"{type(model).__name__} is watched by another monitor already, and every tensor will be read once "
                 "more; call remove() on the first one if that is not meant"
             )
-        self._modules = dict(model.named_modules())
-        if isinstance(recorder, NativeRecorder):
-            weights_of = (weight for module in self._modules.values() for _, weight in capture.weights(module))
-            recorder.prepare({weight.device for weight in weights_of})
-        self._log = make_frame_log(self._modules, recorder, self._keep, check_bool("nested", nested))
-        self._start_batch()
+        self._log = make_frame_log(
+            recorder,
+            self._keep,
+            nested=check_bool("nested", nested),
+            buffers=check_bool("buffers", buffers),
+            policy=policy,
+        )
+        self._modules = ModuleTree(model, policy.watches if policy is not None else lambda name, module: True)
         self._handles: list[RemovableHandle] = []
+        self._module_handles: dict[int, RemovableHandle] = {}
+        self._follow_modules()
+        if isinstance(recorder, NativeRecorder):
+            weights_of = (weight for module in self._modules.modules for _, weight in capture.weights(module, (), True))
+            recorder.prepare({weight.device for weight in weights_of})
+        self._start_batch()
         self.enable()
 
     @property
@@ -160,6 +196,11 @@ class Monitor:
         """Module calls seen."""
         return self._log.calls + self._captured_calls
 
+    @property
+    def detections(self) -> list[Detection]:
+        """What was detected, each place once, with the number of batches in which it was the first that was bad."""
+        return self._detections.all()
+
     def counters(self) -> Counters:
         """What watching has cost so far."""
         return self._log.counters()
@@ -168,6 +209,7 @@ class Monitor:
         """Attach to the model again after `disable()`; does nothing if it is attached."""
         if self._handles:
             return
+        self._follow_modules()
         try:
             self._attach()
         except Exception:
@@ -184,18 +226,39 @@ class Monitor:
     def _attach(self) -> None:
         entry = RootEntryHook(self.model, self._before_root)
         self._handles.append(self.model.register_forward_pre_hook(entry, prepend=True))
-        for number, module in enumerate(self._modules.values()):
-            # The root's hook is also called when its forward raises: that batch has ended too.
-            if module is self.model:
-                root_hook = RootHook(module, self._after_root)
-                self._handles.append(module.register_forward_hook(root_hook, with_kwargs=True, always_call=True))
-            else:
-                hook = self._log.hook(number, module, self._after_module)
-                self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
-        if self._check == "step":
-            self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.check()))
+        for module, number in self._modules.modules.items():
+            self._attach_to(number, module)
+        self._handles.append(register_optimizer_step_pre_hook(WeakHook(self._before_optimizer_step)))
         if self._weights == "on_change":
-            self._handles.append(register_optimizer_step_post_hook(lambda *_: self._log.forget_weights()))
+            self._handles.append(register_optimizer_step_post_hook(WeakHook(self._after_optimizer_step)))
+
+    def _attach_to(self, number: int, module: nn.Module) -> None:
+        # The root's hook is also called when its forward raises: that batch has ended too.
+        if module is self.model:
+            root_hook = RootHook(module, self._after_root)
+            handle = module.register_forward_hook(root_hook, with_kwargs=True, always_call=True)
+        else:
+            hook = self._log.hook(number, module, self._after_module)
+            handle = module.register_forward_hook(hook, with_kwargs=True)
+        self._module_handles[number] = handle
+
+    def _follow_modules(self) -> None:
+        """Watch modules that have come into the model, and leave those that have left it."""
+        added, dropped = self._modules.update()
+        for number in dropped:
+            self._log.drop_module(number)
+            if number in self._module_handles:
+                self._module_handles.pop(number).remove()
+        for number, name, module in added:
+            self._log.add_module(number, name, module)
+            if not self._handles:
+                continue  # attached with all others
+            try:
+                self._attach_to(number, module)
+            except Exception as error:
+                warn_user(f"{name} ({type(module).__name__}) takes no hooks, and is not watched: {error}")
+        for number, children in self._modules.children():
+            self._log.set_children(number, children)
 
     def check(self) -> None:
         """Wait for all numbers that are still on their way, and raise if one of them is bad.
@@ -205,16 +268,37 @@ class Monitor:
         with self._lock:
             self._settle(wait=True)
             self._settle_replays()
+            self._tell_of_idle_root()
+
+    def step(self) -> None:
+        """End a batch where the model's own forward is not what is called: a training step calls its children, or the
+        model is an `nn.ModuleList` of several.
+
+        Does nothing if no module was called since the last batch ended, as after a forward of the model itself. Raises
+        as the end of that does.
+        """
+        with self._lock:
+            self._counts_batches = True
+            if self._log.has_calls:
+                traced = self._is_traced
+                self._end_batch()
+                self._settle(wait=self._check != "step" or traced)
+            self._follow_changes()
 
     def remove(self) -> None:
         """Detach from the model, then `check()`. Frames and counts stay; calling it again does nothing."""
+        is_attached = bool(self._handles)
         self._detach()
         self.check()
+        repeated = [detection.text for detection in self.detections if detection.batches > 1]
+        if is_attached and repeated and self._on_detect == "warn":
+            warn_user("bad numbers were met again in " + "; ".join(repeated))
 
     def _detach(self) -> None:
-        for handle in self._handles:
+        for handle in (*self._handles, *self._module_handles.values()):
             handle.remove()
         self._handles.clear()
+        self._module_handles.clear()
 
     def __enter__(self) -> "Monitor":
         return self
@@ -226,6 +310,29 @@ class Monitor:
         else:
             with self._lock:
                 self._explain(error)
+
+    def _before_optimizer_step(self) -> None:
+        with self._lock:
+            if self._check == "step":
+                self._settle(wait=True)
+                self._settle_replays()
+            self._tell_of_idle_root()
+
+    def _after_optimizer_step(self) -> None:
+        self._log.forget_weights()
+
+    def _tell_of_idle_root(self) -> None:
+        """Once, where all that has run is one batch because nothing ends it."""
+        if not self._counts_batches and self._log.calls > 0:
+            self._counts_batches = True
+            warn_user(
+                f"the forward of {type(self.model).__name__} itself is never called, so that all calls of its modules "
+                "are one batch: call monitor.step() at the end of each, or watch the module that is called"
+            )
+
+    def _follow_changes(self) -> None:
+        if self._handles and self._modules.has_changed():
+            self._follow_modules()
 
     def _start_batch(self) -> None:
         self._log.start_batch(self.batch_number, keep_weights=self._weights == "on_change")
@@ -249,7 +356,10 @@ class Monitor:
         return self._root_calls_of.setdefault(threading.get_ident(), [])
 
     def _before_root(self) -> None:
+        if is_in_backward():
+            return
         with self._lock:
+            self._counts_batches = True
             calls = self._root_calls()
             if calls:  # a root that calls itself, or one that a KeyboardInterrupt left without its hook
                 running = calls_in_progress(self.model) - 1
@@ -257,6 +367,7 @@ class Monitor:
                     del calls[running:]
                     self._end_batch()
             else:
+                self._follow_changes()
                 self._configure_batch()
             if self._check == "step":
                 self._settle(wait=True)
@@ -266,7 +377,13 @@ class Monitor:
         with self._lock:
             # Called because the forward raised, then in the handling of that exception; or else as any other hook.
             # There is no call to end where this monitor was attached during it, or where _before_root raised.
-            calls, exception = self._root_calls(), sys.exc_info()[1]
+            exception = sys.exc_info()[1]
+            if is_in_backward():
+                # Checkpointing ends a recompute by an exception of its own, when it has what it wants.
+                if exception is None and self._log.call(0, root, args, kwargs, output):
+                    self._after_module()
+                return
+            calls = self._root_calls()
             if exception is not None and exception is not (calls[-1] if calls else None):
                 try:
                     if calls:
@@ -355,19 +472,37 @@ class Monitor:
         if frame.bad_lines:
             self.detected_overflow = True
             if not traced and frame.batch_number != self._raised_in_batch:
-                self._raise(frame)
+                self._detect(frame)
 
-    def _raise(self, bad: Frame) -> NoReturn:
+    def _detect(self, bad: Frame) -> None:
         before = self._log.kept()[:-1]
-        report = Report(bad.batch_number, () if self._keep == 0 else (*before, bad), bad)
+        first = bad.lines.index(bad.bad_lines[0])
+        tensor = None if is_capturing() else self._log.tensor(first)
+        report = Report(
+            bad.batch_number,
+            () if self._keep == 0 else (*before, bad),
+            bad,
+            None if tensor is None else wholly_bad_rows(tensor),
+        )
         self._log.clear_kept()
         self._raised_in_batch = bad.batch_number
         self._log.drop_batch(bad.batch_number)  # what ran after it worked on bad numbers
-        if self.batch_number == bad.batch_number and not self._root_calls_of:
+        if self._on_detect == "raise" and self.batch_number == bad.batch_number and not self._root_calls_of:
             self._end_batch()  # or else the root's hook does
-        for sink in self._sinks:
-            sink.report(report)
-        raise NonFiniteError(self._style.detected(report), report.batch_number, report.frames)
+        is_new = self._detections.add(report)
+        raises = self._on_detect == "raise"
+        if (is_new or raises) and (self._max_reports is None or self._reports < self._max_reports):
+            self._reports += 1
+            for sink in self._sinks:
+                sink.report(report)
+        if raises:
+            raise NonFiniteError(self._style.detected(report), report.batch_number, report.frames)
+        if not is_new:
+            return
+        if callable(self._on_detect):
+            self._on_detect(report)
+        else:
+            warn_user(self._style.detected(report))
 
     def _explain(self, exception: BaseException) -> None:
         """The numbers may have gone bad before something else raised: then that exception says so, too."""

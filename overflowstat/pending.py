@@ -1,13 +1,38 @@
 """Module calls whose numbers may still be on their way."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .frames import Frame, Line
 from .measurement import Measurement, Place
 from .recorder import Replays
+from .row import NOTHING, NonFinite
 from .stats import TensorStats
 
-__all__ = ["PendingFrame"]
+__all__ = ["PendingFrame", "PendingLine"]
+
+
+class PendingLine(NamedTuple):
+    """A `Line` to be."""
+
+    label: str
+    content: Place | TensorStats | str
+    is_judged: bool
+    allowed: NonFinite
+
+    def is_bad(self) -> bool:
+        """Whether it makes its frame bad. May wait."""
+        if not self.is_judged or not isinstance(self.content, Place):
+            return False
+        found = self.content.measurement.non_finite(self.content.position)
+        return found is not NOTHING and bool(found & ~self.allowed)
+
+    def arrived(self) -> Line:
+        """May wait."""
+        content = self.content
+        if isinstance(content, Place):
+            content = content.measurement.content(content.position)
+        return Line(self.label, content, self.is_judged, self.allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +42,9 @@ class PendingFrame:
     batch_number: int
     module: str
     class_name: str
-    lines: tuple[tuple[str, Place | TensorStats | str], ...]
+    lines: tuple[PendingLine, ...]
     starts_batch: bool
+    is_recompute: bool = False
     is_told: bool = False
     """It is to be shown whatever it holds."""
 
@@ -32,11 +58,12 @@ class PendingFrame:
             measurement.wait()
 
     def is_bad(self) -> bool:
-        return any(place.measurement.is_bad(place.position) for place in self._places())
+        return any(line.is_bad() for line in self.lines)
 
     def is_known_bad(self) -> bool:
         """Whether some number that is there is bad, whatever is still on its way. Never waits."""
-        return any(p.measurement.ready() and p.measurement.is_bad(p.position) for p in self._places())
+        lines = (line for line in self.lines if isinstance(line.content, Place) and line.content.measurement.ready())
+        return any(line.is_bad() for line in lines)
 
     def replays(self) -> Replays | None:
         """Those of the CUDA graph that this call is in; None if nothing of it was read there. May wait."""
@@ -45,14 +72,11 @@ class PendingFrame:
 
     def frame(self) -> Frame:
         """Waits until all numbers are there; those of a CUDA graph are as its last replay left them."""
-        lines = tuple(
-            Line(label, found.measurement.content(found.position) if isinstance(found, Place) else found)
-            for label, found in self.lines
-        )
-        return Frame(self.batch_number, self.module, self.class_name, lines, self.starts_batch)
+        lines = tuple(line.arrived() for line in self.lines)
+        return Frame(self.batch_number, self.module, self.class_name, lines, self.starts_batch, self.is_recompute)
 
     def _places(self) -> list[Place]:
-        return [found for _, found in self.lines if isinstance(found, Place)]
+        return [line.content for line in self.lines if isinstance(line.content, Place)]
 
     def _measurements(self) -> list[Measurement]:
         found: list[Measurement] = []

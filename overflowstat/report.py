@@ -20,6 +20,8 @@ class Report:
     batch_number: int
     frames: tuple[Frame, ...]
     bad: Frame
+    wholly_bad_rows: tuple[int, int] | None = None
+    """Of the first bad line: rows along the last dimension without a finite element, and rows; if it could be told."""
 
 
 class Style(Protocol):
@@ -50,11 +52,14 @@ class ReferenceStyle:
 
     def frame(self, frame: Frame) -> str:
         blank = " " * NUMBERS_WIDTH
-        lines = [f"{blank} {frame.module} {frame.class_name}"]
+        lines = [f"{blank} {self.heading(frame)}"]
         lines += [stats_line(line.content, line.label) for line in frame.lines]
         if frame.starts_batch:
             lines[:0] = [f"\n\n{blank} *** Starting batch number={frame.batch_number} ***", COLUMN_HEADER]
         return "\n".join(lines)
+
+    def heading(self, frame: Frame) -> str:
+        return f"{frame.module} {frame.class_name}"
 
     def report(self, report: Report) -> str:
         return "\n".join(
@@ -83,6 +88,9 @@ class OwnStyle(ReferenceStyle):
     def notices(self, frame: Frame) -> list[str]:
         return []
 
+    def heading(self, frame: Frame) -> str:
+        return super().heading(frame) + " (recomputed)" * frame.is_recompute
+
     def report(self, report: Report) -> str:
         return super().report(report).rstrip("\n") + f"\n\n{self.detected(report)}\n"
 
@@ -92,7 +100,7 @@ class OwnStyle(ReferenceStyle):
         assert isinstance(line.content, TensorStats)
         where = f"{bad.module} ({bad.class_name})" if bad.module else f"the model itself ({bad.class_name})"
         kinds = " and ".join(k for k, there in (("nan", line.content.has_nan), ("inf", line.content.has_inf)) if there)
-        finding = _finding(line.label, line.content)
+        finding = _finding(line.label, line.content, report.wholly_bad_rows)
         return f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {finding}"
 
     def aborted(self, batches: int, limit: int) -> str:
@@ -115,9 +123,11 @@ def notices(content: TensorStats | str, label: str) -> list[str]:
     return [f"{label} has {what}" for what, there in (("nans", content.has_nan), ("infs", content.has_inf)) if there]
 
 
-def _finding(label: str, stats: TensorStats) -> str:
-    """As "output: 3 of 262144 are +inf, first at [0, 17, 331]"."""
+def _finding(label: str, stats: TensorStats, wholly_bad_rows: tuple[int, int] | None) -> str:
+    """As "output: 512 of 262144 are +inf, first at [0, 17, 331], 1 of 512 rows wholly"."""
     counts = [(stats.nan_count, "nan"), (stats.posinf_count, "+inf"), (stats.neginf_count, "-inf")]
     found = [f"{count} of {stats.numel} {'is' if count == 1 else 'are'} {what}" for count, what in counts if count]
     where = f", first at {list(stats.first_bad)}" if stats.first_bad else ""
-    return f"{label}: {', '.join(found)}{where}"
+    bad, rows = wholly_bad_rows or (0, 0)
+    wholly = f", {bad} of {rows} rows wholly" if bad else ""
+    return f"{label}: {', '.join(found)}{where}{wholly}"

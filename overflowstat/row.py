@@ -1,8 +1,29 @@
 """What a recorder gives for one tensor."""
 
+import enum
 from typing import NamedTuple
 
-__all__ = ["Row"]
+__all__ = ["NOTHING", "NonFinite", "Row"]
+
+
+class NonFinite(enum.Flag):
+    """The kinds of numbers that are not finite; csrc/stats_row.h has the same."""
+
+    NAN = 1
+    POSINF = 2
+    NEGINF = 4
+
+    @classmethod
+    def of(cls, nan_count: int, posinf_count: int, neginf_count: int) -> "NonFinite":
+        """Those of which there are any."""
+        found = NOTHING
+        for kind, count in ((cls.NAN, nan_count), (cls.POSINF, posinf_count), (cls.NEGINF, neginf_count)):
+            if count:
+                found |= kind
+        return found
+
+
+NOTHING = NonFinite(0)
 
 
 class Row(NamedTuple):
@@ -18,3 +39,9 @@ class Row(NamedTuple):
     posinf_count: int
     neginf_count: int
     first_bad: int | None
+
+    @property
+    def non_finite(self) -> NonFinite:
+        if self.first_bad is None:  # nearly always; flags are slow
+            return NOTHING
+        return NonFinite.of(self.nan_count, self.posinf_count, self.neginf_count)

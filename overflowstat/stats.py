@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from .layout import coordinates
 from .recorder import Recorder, RecorderName, make_recorder
-from .row import Row
+from .row import NonFinite, Row
 
 __all__ = ["READABLE_DTYPES", "TensorStats", "apart_from_the_run", "shape_of", "tensor_stats", "why_unreadable"]
 
@@ -77,6 +77,10 @@ class TensorStats:
     @property
     def has_inf(self) -> bool:
         return self.inf_count > 0
+
+    @property
+    def non_finite(self) -> NonFinite:
+        return NonFinite.of(self.nan_count, self.posinf_count, self.neginf_count)
 
     @property
     def is_bad(self) -> bool:
@@ -157,6 +161,11 @@ def why_unreadable(tensor: Tensor) -> str:
         if tensor.dtype not in READABLE_DTYPES:
             return _short(tensor.dtype)
     return ""
+
+
+def is_on_meta(tensor: Tensor) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.is_meta
 
 
 def _short(name: torch.dtype | torch.layout) -> str:

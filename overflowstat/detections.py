@@ -1,0 +1,47 @@
+"""What was detected so far, each place once."""
+
+from dataclasses import dataclass
+
+from .report import Report
+
+__all__ = ["Detection", "Detections"]
+
+
+@dataclass(slots=True)
+class Detection:
+    """A module's lines that were the first bad ones of a batch, or of several."""
+
+    report: Report
+    """Of the first of these batches."""
+    batches: int = 1
+    last_batch: int = 0
+
+    @property
+    def text(self) -> str:
+        """Where, and how often."""
+        bad = self.report.bad
+        where = f"{bad.module or 'the model itself'} ({bad.class_name}), {bad.bad_lines[0].label}"
+        if self.batches == 1:
+            return f"{where}: in batch {self.last_batch}"
+        return f"{where}: in {self.batches} batches, from {self.report.batch_number} to {self.last_batch}"
+
+
+class Detections:
+    """In the order in which the places were first met."""
+
+    def __init__(self) -> None:
+        self._by_place: dict[tuple[str, str], Detection] = {}
+
+    def add(self, report: Report) -> bool:
+        """Whether the place is a new one."""
+        place = report.bad.module, report.bad.bad_lines[0].label
+        known = self._by_place.get(place)
+        if known is None:
+            self._by_place[place] = Detection(report, last_batch=report.batch_number)
+            return True
+        known.batches += 1
+        known.last_batch = report.batch_number
+        return False
+
+    def all(self) -> list[Detection]:
+        return list(self._by_place.values())
