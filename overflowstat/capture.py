@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from .dynamo import not_compiled
+
 __all__ = [
     "MAX_DEPTH",
     "MAX_VALUES",
@@ -123,6 +125,7 @@ def stand_in(value: object) -> str:
     return value.text if isinstance(value, _LeftOut) else "None" if value is None else "not a tensor"
 
 
+@not_compiled
 def items(value: Any) -> list[tuple[str, object]] | None:
     """What is in a structure, each with what is added to the structure's label; None for what is none.
 

@@ -7,13 +7,16 @@ from types import FrameType
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+
+from .dynamo import not_compiled
 
 __all__ = [
     "ForwardHook",
+    "OptimizerHook",
     "Record",
     "RootEntryHook",
     "RootHook",
-    "WeakHook",
     "calls_in_progress",
     "inert_hook",
     "is_in_backward",
@@ -52,6 +55,7 @@ class ForwardHook(_Hook):
         self._record = record
         self._look = look
 
+    @not_compiled
     def __call__(self, module: nn.Module, args: object, kwargs: Kwargs, output: object) -> None:
         if module is not self._module:
             refuse_replica(module)
@@ -66,6 +70,7 @@ class RootHook(_Hook):
         self._root = root
         self._callback = callback
 
+    @not_compiled
     def __call__(self, module: nn.Module, args: object, kwargs: Kwargs, output: object) -> None:
         if module is self._root:
             self._callback(module, args, kwargs, output)
@@ -89,20 +94,22 @@ class RootEntryHook(_Hook):
         self._root = root
         self._callback = callback
 
+    @not_compiled
     def __call__(self, module: nn.Module, args: object) -> None:
         if module is self._root:
             self._callback()
 
 
-class WeakHook:
-    """Calls a method without arguments, as long as its object is there: for hooks that torch keeps for all."""
+class OptimizerHook:
+    """Calls method(optimizer) as long as the method's object is there: torch keeps such hooks for all optimizers."""
 
-    def __init__(self, method: Callable[[], None]) -> None:
+    def __init__(self, method: Callable[[Optimizer], None]) -> None:
         self._method = weakref.WeakMethod(method)
 
-    def __call__(self, *_: object) -> None:
+    @not_compiled
+    def __call__(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if (method := self._method()) is not None:
-            method()
+            method(optimizer)
 
 
 def inert_hook() -> Callable[..., None]:

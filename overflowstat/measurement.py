@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .dynamo import not_compiled
 from .errors import warn_user
 from .layout import distinct_elements
 from .recorder import Reading, Recorder, Replays
@@ -109,6 +110,7 @@ class Place(NamedTuple):
     position: int
 
 
+@not_compiled
 def measure(recorder: Recorder, tensors: Sequence[Tensor], graph: int | None = None) -> Measurement:
     """Begin to read tensors as they are now: all that can be read in one `Recorder.record`.
 

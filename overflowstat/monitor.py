@@ -8,16 +8,18 @@ from typing import Literal, get_args
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from . import capture
 from .captured import CapturedBatch
 from .detections import Detection, Detections
+from .dynamo import compiled_modules, has_compiled, not_compiled
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters, make_frame_log
 from .frames import Frame
-from .hooks import RootEntryHook, RootHook, WeakHook, calls_in_progress, is_in_backward, is_watched
+from .hooks import OptimizerHook, RootEntryHook, RootHook, calls_in_progress, is_in_backward, is_watched
 from .modules import ModuleTree
 from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
@@ -43,6 +45,9 @@ OnDetect = Literal["raise", "warn"] | Callable[[Report], object]
 CHECKS = get_args(CheckName)
 WEIGHTS = get_args(WeightsName)
 ON_DETECT = ("raise", "warn")
+WATCH_COMPILED = (
+    "attach the monitor first, or call torch.compiler.reset() after that to have it compiled anew, with hooks"
+)
 
 
 class Monitor:
@@ -162,6 +167,7 @@ class Monitor:
         self._captured_calls = 0
         self._raised_in_batch: int | None = None
         self._reports = 0
+        self._told_of_silence = False
         self._counts_batches = False  # or something has ended one, or will
 
         if is_watched(model):
@@ -210,6 +216,11 @@ class Monitor:
         if self._handles:
             return
         self._follow_modules()
+        if compiled := compiled_modules(self.model.named_modules()):
+            warn_user(
+                f"torch.compile has made {', '.join(compiled)}: what it has compiled already runs without hooks and is "
+                f"not watched; {WATCH_COMPILED}"
+            )
         try:
             self._attach()
         except Exception:
@@ -228,9 +239,9 @@ class Monitor:
         self._handles.append(self.model.register_forward_pre_hook(entry, prepend=True))
         for module, number in self._modules.modules.items():
             self._attach_to(number, module)
-        self._handles.append(register_optimizer_step_pre_hook(WeakHook(self._before_optimizer_step)))
+        self._handles.append(register_optimizer_step_pre_hook(OptimizerHook(self._before_optimizer_step)))
         if self._weights == "on_change":
-            self._handles.append(register_optimizer_step_post_hook(WeakHook(self._after_optimizer_step)))
+            self._handles.append(register_optimizer_step_post_hook(OptimizerHook(self._after_optimizer_step)))
 
     def _attach_to(self, number: int, module: nn.Module) -> None:
         # The root's hook is also called when its forward raises: that batch has ended too.
@@ -290,6 +301,8 @@ class Monitor:
         is_attached = bool(self._handles)
         self._detach()
         self.check()
+        if is_attached and self.total_calls == 0 and has_compiled() and not self._told_of_silence:
+            self._tell_of_silence()
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
         if is_attached and repeated and self._on_detect == "warn":
             warn_user("bad numbers were met again in " + "; ".join(repeated))
@@ -304,22 +317,35 @@ class Monitor:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._detach()
         if error is None:
-            self.check()
+            self.remove()
         else:
+            self._detach()
             with self._lock:
                 self._explain(error)
 
-    def _before_optimizer_step(self) -> None:
+    def _before_optimizer_step(self, optimizer: Optimizer) -> None:
         with self._lock:
             if self._check == "step":
                 self._settle(wait=True)
                 self._settle_replays()
             self._tell_of_idle_root()
+            if self.total_calls == 0 and not self._told_of_silence:
+                used = {id(w) for group in optimizer.param_groups for w in group["params"] if w.grad is not None}
+                if any(
+                    id(weight) in used for module in self._modules.modules for weight in module._parameters.values()
+                ):
+                    self._tell_of_silence()
 
-    def _after_optimizer_step(self) -> None:
+    def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._log.forget_weights()
+
+    def _tell_of_silence(self) -> None:
+        self._told_of_silence = True
+        warn_user(
+            f"no call of a module of {type(self.model).__name__} was seen: if torch.compile had compiled it before the "
+            f"monitor was attached, it runs without hooks; {WATCH_COMPILED}"
+        )
 
     def _tell_of_idle_root(self) -> None:
         """Once, where all that has run is one batch because nothing ends it."""
@@ -413,6 +439,7 @@ class Monitor:
         if not calls:
             del self._root_calls_of[threading.get_ident()]
 
+    @not_compiled
     def _after_module(self) -> None:
         """There are calls to look at."""
         with self._lock:

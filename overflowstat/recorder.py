@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import native
+from .dynamo import not_compiled
 from .errors import warn_user
 from .row import Row
 from .torch_recorder import TorchRecorder
@@ -119,6 +120,7 @@ class NativeRecorder:
             and not tensor._is_zerotensor()
         )
 
+    @not_compiled
     def works_on(self, device: torch.device) -> bool:
         """Whether a first read on this device works. A build without code for its architecture shows only then.
 
