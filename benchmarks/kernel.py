@@ -37,11 +37,13 @@ from bandwidth import BASE, Comparison, verdict
 from measure import interleaved, machine, on_device
 from readers import SINGLE_READS, ColdMemory, Compiler, Readers, of_list, of_one, of_small
 from torch import Tensor
+from torch.utils import cpp_extension
 
 DTYPES = (
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int32, torch.int8, torch.complex64),
 )
+HERE = Path(__file__).resolve().parent
 SHOWN = ("native", "torch", "reference", "aminmax", "foreach_norm", "compiled")
 MIB = 1 << 20
 COLD_BYTES = 512 * MIB  # four times the 126 MB of a B200's L2, the largest last cache here
@@ -114,6 +116,15 @@ def tensor_row(
     return about | figures(readers, size, target, device, rounds)
 
 
+def seconds_of_the_pass() -> float:
+    """For one small tensor, called from C++. Compiles small_pass.cpp."""
+    csrc = HERE.parent / "csrc"
+    sources = [str(HERE / "small_pass.cpp"), str(csrc / "cpu" / "reduce.cpp")]
+    flags = ["-O3", "-fopenmp", "-ffp-contract=off"]  # as setup.py has them
+    module = cpp_extension.load("small_pass", sources, extra_include_paths=[str(csrc)], extra_cflags=flags)
+    return float(module.seconds_each(SMALL_COUNT, SMALL_ELEMENTS, 100))
+
+
 def small_row(device: str, rounds: int) -> dict[str, Any]:
     """Many small tensors in one call, which is dispatch and little else."""
     memory = bytes_on(device, SMALL_COUNT * 4 * SMALL_ELEMENTS).view(torch.float32)
@@ -122,9 +133,13 @@ def small_row(device: str, rounds: int) -> dict[str, Any]:
     each = {name: timing.median / SMALL_COUNT * 1e6 for name, timing in timings.items()}
     print(f"\n{SMALL_COUNT} float32 tensors of {SMALL_ELEMENTS} elements, microseconds for each:")
     print("  " + ", ".join(f"{name} {value:.2f}" for name, value in each.items()))
+    alone = seconds_of_the_pass() * 1e6 if device == "cpu" else None
+    if alone is not None:
+        print(f"  the C++ pass alone {alone:.3f}")
     return {
         "tensors": SMALL_COUNT,
         "elements": SMALL_ELEMENTS,
+        "microseconds_of_the_pass": alone,
         "microseconds_each": each,
         "ratio_to_sum": {name: asdict(timing.ratio(timings[BASE])) for name, timing in timings.items()},
     }

@@ -90,3 +90,21 @@ print((peak() - before) / 1024)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert float(run.stdout) < megabytes / 16
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_gigabyte_is_read_with_less_than_4_megabytes_more(threads: int) -> None:
+    """By the native pass, on the CPU; in a process of its own, as above."""
+    script = f"""
+import resource, torch
+from overflowstat import tensor_stats
+torch.set_num_threads({threads})
+x = torch.ones(1 << 18, 1 << 10)
+tensor_stats(x[:1000], recorder="native")
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+assert tensor_stats(x, recorder="native").numel == 1 << 28
+print((peak() - before) / 1024)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 4
