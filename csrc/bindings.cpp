@@ -164,7 +164,7 @@ PYBIND11_MODULE(_C, module) {
       .def("tensor", &tensor)
       .def("counters", &counters)
       .def_property_readonly("pending", &FrameLog::pending)
-      .def_property_readonly("has_calls", &FrameLog::has_calls)
+      .def_property_readonly("is_begun", &FrameLog::is_begun)
       .def_property_readonly("calls", &FrameLog::calls);
 #ifdef OVERFLOWSTAT_WITH_CUDA
   module.attr("has_cuda") = true;

@@ -226,9 +226,8 @@ void FrameLog::open(uint32_t label, PyObject* value, int depth, Visit& visit) {
 uint8_t FrameLog::rule(Module& module, uint32_t label) {
   if (!module.find_rule) return 0;
   if (module.rules.size() <= label) module.rules.resize(label + 1);
-  std::optional<uint8_t>& rule = module.rules[label];
-  if (!rule) rule = module.find_rule(labels_.text(label)).cast<uint8_t>();
-  return *rule;
+  if (!module.rules[label]) module.rules[label] = module.find_rule(labels_.text(label)).cast<uint8_t>();
+  return *module.rules[label];
 }
 
 void FrameLog::measure(UnreadList& list) {

@@ -90,8 +90,8 @@ class FrameLog {
   const std::deque<std::shared_ptr<Call>>& kept() const { return kept_; }
   void clear_kept() { kept_.clear(); }
   size_t pending() const { return queue_.size(); }
-  // Whether this batch has any.
-  bool has_calls() const { return has_calls_; }
+  // Whether this batch has any, watched or not.
+  bool is_begun() const { return is_begun_; }
   uint64_t calls() const { return calls_; }
   const Cost& cost() const { return cost_; }
   const std::string& label(uint32_t label) const { return labels_.text(label); }

@@ -138,8 +138,8 @@ class FrameLog(Protocol):
         ...
 
     @property
-    def has_calls(self) -> bool:
-        """Whether this batch has begun."""
+    def is_begun(self) -> bool:
+        """Whether a module was called in this batch, watched or not."""
         ...
 
     @property
@@ -434,8 +434,8 @@ class PlainFrameLog:
         return len(self._queue)
 
     @property
-    def has_calls(self) -> bool:
-        return self._has_calls
+    def is_begun(self) -> bool:
+        return self._is_begun
 
     @property
     def calls(self) -> int:
@@ -529,8 +529,8 @@ class NativeFrameLog:
         return int(self._log.pending)
 
     @property
-    def has_calls(self) -> bool:
-        return bool(self._log.has_calls)
+    def is_begun(self) -> bool:
+        return bool(self._log.is_begun)
 
     @property
     def calls(self) -> int:

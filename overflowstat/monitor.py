@@ -290,7 +290,7 @@ class Monitor:
         """
         with self._lock:
             self._counts_batches = True
-            if self._log.has_calls:
+            if self._log.is_begun and not is_capturing():
                 traced = self._is_traced
                 self._end_batch()
                 self._settle(wait=self._check != "step" or traced)

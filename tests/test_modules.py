@@ -386,6 +386,16 @@ def test_step_does_nothing_after_a_forward_of_the_model_itself(recorder_name: Re
         assert monitor.batch_number == number + 1
 
 
+def test_step_ends_batches_that_are_not_watched_too(recorder_name: RecorderName, sink: Keeps) -> None:
+    model = Trains()
+    monitor = Monitor(model, recorder=recorder_name, sinks=[sink], every_n=3)
+    for _ in range(7):
+        model.training_step(X)
+        monitor.step()
+    assert monitor.batch_number == 7
+    assert [frame.batch_number for frame in sink.frames if frame.starts_batch] == [0, 3, 6]
+
+
 def test_a_detection_names_the_batch_that_step_has_counted(recorder_name: RecorderName) -> None:
     model = Trains()
     monitor = Monitor(model, recorder=recorder_name, sinks=[])
