@@ -143,6 +143,7 @@ def machine(device: str) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "threads_bound": os.environ.get("OMP_PROC_BIND"),
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
     }
 

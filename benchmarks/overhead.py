@@ -10,6 +10,7 @@ and a hook on every module that does nothing.
 """
 
 import argparse
+import importlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable
@@ -48,23 +49,24 @@ def watchers(case: Case) -> dict[str, Callable[[nn.Module], object]]:
     return ways
 
 
-HOOKS = (
+OF_MODULES = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-Hooks = list[dict[str, OrderedDict[int, Any]]]
+OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+Hooks = list[OrderedDict[int, Any]]
 
 
 def exchange_hooks(model: nn.Module, hooks: Hooks | None = None) -> Hooks:
-    """Give its modules these hooks, or none, in place of theirs, which are returned."""
-    before: Hooks = []
-    for number, module in enumerate(model.modules()):
-        before.append({kind: getattr(module, kind) for kind in HOOKS})
-        for kind in HOOKS:
-            setattr(module, kind, OrderedDict() if hooks is None else hooks[number][kind])
+    """Give its modules, and all optimizers, these hooks, or none, in place of theirs, which are returned."""
+    places: list[tuple[object, str]] = [(module, kind) for module in model.modules() for kind in OF_MODULES]
+    places += [(importlib.import_module("torch.optim.optimizer"), kind) for kind in OF_OPTIMIZERS]
+    before = [getattr(holder, kind) for holder, kind in places]
+    for (holder, kind), new in zip(places, hooks or [OrderedDict() for _ in places], strict=True):
+        setattr(holder, kind, new)
     return before
 
 
@@ -192,6 +194,12 @@ def main() -> None:
     print("hooks: one on each module that does nothing; floor: one torch.sum over what native reads\n")
     print(f"{'model':42} {'step':9}" + "".join(f" {name:18}" for name in (*COLUMNS, "floor")))
     rows: list[dict[str, Any]] = []
+
+    def save() -> None:
+        """After each row, so that a run that is ended early leaves what it has."""
+        if options.json:
+            options.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+
     for case in CASES:
         if not any(part in case.name for part in options.models):
             continue
@@ -200,8 +208,7 @@ def main() -> None:
                 continue
             rows.append(measure(case, step == "training", options.rounds, options.seconds, options.device))
             print(line(rows[-1]), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+            save()
     if options.plot:
         plot(rows, options.plot)
 

@@ -35,9 +35,10 @@ def source(results: dict[str, Any], path: Path) -> str:
     about = results["machine"]
     rounds = sorted({row.get("rounds", results.get("rounds")) for row in results["rows"]})
     how_many = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    rare = " (of the original and of plain torch a fourth of them)" if "ratio_to_plain" in results["rows"][0] else ""
     where = f"{about['gpu']} beside {about['cpu']}" if about["gpu"] else f"{about['cpu']}, {about['cores']} cores"
     return (
-        f"{where}, torch {about['torch']}, {about['date']}; medians of {how_many} interleaved rounds, and "
+        f"{where}, torch {about['torch']}, {about['date']}; medians of {how_many} interleaved rounds{rare}, and "
         f"their 10th to 90th percentile (`{path.as_posix()}`)."
     )
 

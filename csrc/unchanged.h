@@ -8,6 +8,8 @@
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -38,6 +40,7 @@ class Unchanged {
 
   void insert(const at::Tensor& tensor, std::shared_ptr<Measured> measured) {
     if (!can_know(tensor)) return;
+    if (known_.size() >= sweep_at_) sweep();
     known_.insert_or_assign(
         tensor.unsafeGetTensorImpl(),
         Known{WeakTensor(tensor.getIntrusivePtr()), tensor.storage().getWeakStorageImpl(), version(tensor),
@@ -47,6 +50,12 @@ class Unchanged {
   void clear() { known_.clear(); }
 
  private:
+  // A batch may have any number of calls, if nobody ends it; what is gone is of no use.
+  void sweep() {
+    for (auto it = known_.begin(); it != known_.end();) it = it->second.tensor.expired() ? known_.erase(it) : ++it;
+    sweep_at_ = std::max(kFewest, 2 * known_.size());
+  }
+
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
   static uint32_t version(const at::Tensor& tensor) {
@@ -62,7 +71,10 @@ class Unchanged {
     std::shared_ptr<Measured> measured;
   };
 
+  static constexpr size_t kFewest = 1024;
+
   ska::flat_hash_map<const c10::TensorImpl*, Known> known_;
+  size_t sweep_at_ = kFewest;
 };
 
 }  // namespace overflowstat

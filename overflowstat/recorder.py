@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import native
 from .dynamo import not_compiled
@@ -143,12 +144,14 @@ class NativeRecorder:
         return self._works_on[device]
 
     def _first_problem(self, device: torch.device) -> str | None:
-        four = torch.tensor([[1.0, -2.0], [math.inf, math.nan]], device="cpu")
         try:
-            rows, expected = (
-                self.extension.record([tensor, tensor[:, 0]]).rows()  # by each of the two passes
-                for tensor in (four.to(device), four)
-            )
+            # Apart from modes of the caller's, under which a tensor may be a fake one.
+            with _disable_current_modes():
+                four = torch.tensor([[1.0, -2.0], [math.inf, math.nan]], device="cpu")
+                rows, expected = (
+                    self.extension.record([tensor, tensor[:, 0]]).rows()  # by each of the two passes
+                    for tensor in (four.to(device), four)
+                )
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         if rows == expected:

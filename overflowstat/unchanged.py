@@ -11,6 +11,9 @@ from .measurement import Place
 __all__ = ["Known", "Unchanged", "can_know"]
 
 
+FEWEST = 1024
+
+
 class _State(NamedTuple):
     """What differs after a write or a swap of `.data`.
 
@@ -40,6 +43,7 @@ class Unchanged:
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
+        self._sweep_at = FEWEST
 
     def find(self, tensor: Tensor) -> Known | None:
         """None if the tensor is not known, or was written to since."""
@@ -49,10 +53,17 @@ class Unchanged:
     def insert(self, tensor: Tensor, place: Place, size: int) -> None:
         """Nothing happens with those that could be written to unseen: inference tensors, wrappers without storage."""
         if (state := _state(tensor)) is not None:
+            if len(self._known) >= self._sweep_at:
+                self._sweep()
             self._known[id(tensor)] = Known(weakref.ref(tensor), state, place, size)
 
     def clear(self) -> None:
         self._known.clear()
+
+    def _sweep(self) -> None:
+        """A batch may have any number of calls, if nobody ends it; what is gone is of no use."""
+        self._known = {key: known for key, known in self._known.items() if known.tensor() is not None}
+        self._sweep_at = max(FEWEST, 2 * len(self._known))
 
 
 def can_know(tensor: Tensor) -> bool:

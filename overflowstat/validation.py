@@ -58,7 +58,9 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def check_optional_bool(name: str, value: object) -> bool | None:
-    return None if value is None else check_bool(name, value)
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: must be True, False or None, not {type(value).__name__}")
+    return value
 
 
 def check_batch_numbers(name: str, value: object) -> Collection[int]:

@@ -379,6 +379,26 @@ def test_memory_is_the_same_after_10_batches_and_after_10_000(recorder_name: Rec
     assert len(monitor.frames) == 21
 
 
+def test_memory_is_the_same_however_many_calls_a_batch_has(recorder_name: RecorderName) -> None:
+    """Nobody ends it where the model itself is never called."""
+    calls = 40_000 if recorder_name == "native" else 4_000
+    layer = nn.Linear(4, 4)
+    monitor = Monitor(nn.ModuleList([layer]), recorder=recorder_name, sinks=[])
+    x = torch.ones(2, 4)
+
+    def run(count: int) -> int:
+        with torch.no_grad():
+            for _ in range(count):
+                layer(x)
+        gc.collect()
+        return resident_bytes()
+
+    before = run(calls // 4)
+    # What is kept of a tensor that is gone would be half a kilobyte a call.
+    assert run(calls) - before < 100 * calls
+    assert monitor.batch_number == 0 and monitor.total_calls == calls + calls // 4
+
+
 def resident_bytes() -> int:
     import os
 

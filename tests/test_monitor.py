@@ -6,11 +6,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from overflowstat import BatchLimitReached, Monitor, NonFiniteError, TensorStats, detect_overflow, native, tensor_stats
 from overflowstat.debug_utils import get_abs_min_max
@@ -259,6 +262,60 @@ def test_an_extension_that_does_not_work_is_replaced_with_a_warning() -> None:
     assert [s.nan_count for s in stats] == [1, 1]
     (warning,) = caught
     assert re.search("does not work on cpu.*plain torch.*no kernel image", str(warning.message))
+
+
+class Finds:
+    """An extension that finds one thing on the CPU, and another, or nothing, elsewhere."""
+
+    has_cuda = True
+
+    def __init__(self, elsewhere: list[Any]) -> None:
+        self.elsewhere = elsewhere
+
+    def current_capture(self) -> int:
+        return 0
+
+    def record(self, tensors: list[Tensor]) -> Any:
+        rows = [("a row",), ("another",)] if tensors[0].device.type == "cpu" else self.elsewhere
+        return SimpleNamespace(rows=lambda: rows)
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "said"),
+    [
+        ([("a row",), ("a wrong one",)], r"it finds .*a wrong one.* in place of .*another"),
+        ([("a row",), "cudaErrorLaunchFailure"], "plain torch operations, slower: cudaErrorLaunchFailure"),
+        ([], r"it finds \[\] in place of"),
+    ],
+    ids=["another row", "a failure", "no row"],
+)
+def test_a_device_on_which_a_first_read_finds_other_numbers_than_the_cpu_is_left_to_plain_torch(
+    elsewhere: list[Any], said: str
+) -> None:
+    recorder = NativeRecorder(Finds(elsewhere))
+    device = torch.device("meta")  # to which a tensor can be brought
+    with pytest.warns(MonitorWarning, match=said):
+        assert not recorder.works_on(device)
+    assert NativeRecorder(Finds([("a row",), ("another",)])).works_on(device)
+
+
+def test_a_first_read_under_a_mode_of_the_callers_is_no_part_of_it() -> None:
+    class Sees(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.seen: list[object] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    native = make_recorder("native")
+    assert isinstance(native, NativeRecorder)
+    with Sees() as mode:
+        assert NativeRecorder(native.extension).works_on(torch.device("cpu"))
+    assert mode.seen == []
+    with FakeTensorMode():
+        assert NativeRecorder(native.extension).works_on(torch.device("cpu"))
 
 
 def test_the_warning_names_the_architecture_that_is_there_and_those_that_were_built(
