@@ -14,7 +14,7 @@ from expected_rows import expected_row
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from value_kinds import KINDS, Kind, Wrapper, floats, freed, quiet
+from value_kinds import KINDS, Kind, Untouchable, Wrapper, floats, freed, quiet
 
 from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError, TensorStats
 from overflowstat.errors import MonitorWarning
@@ -344,6 +344,18 @@ def test_what_cannot_be_read_does_not_hide_what_can(recorder_name: RecorderName)
     assert [line.content for line in monitor.frames[-1].lines[:-2]] == [shown[0][1] for _, shown in words.values()]
     with pytest.raises(NonFiniteError, match=rf"input\[{len(words)}\]: 1 of 2 is nan"):
         model(*(value for value, _ in words.values()), torch.tensor([1.0, math.nan]))
+
+
+def test_rows_without_a_finite_number_are_counted_whatever_the_class_of_the_tensor_allows(
+    recorder_name: RecorderName,
+) -> None:
+    value = torch.ones(3, 4)
+    value[1] = math.nan
+    reports: list[Report] = []
+    model, _ = watched(recorder_name, on_detect=reports.append)
+    kept = value.as_subclass(Untouchable)
+    model(kept)
+    assert reports[0].wholly_bad_rows == (1, 3)
 
 
 def test_storage_that_is_freed_after_it_was_read_leaves_what_was_read(recorder_name: RecorderName) -> None:
