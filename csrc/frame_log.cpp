@@ -27,10 +27,20 @@ bool is_wrapped(const at::Tensor& tensor) {
   return tensor.key_set().has_any(kWrappers);
 }
 
+// Of a class of its own, which may answer in Python, or refuse to, also when it is asked for its device or layout.
+bool is_of_python(const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python); }
+
 // Whether a tensor's numbers may be in others that it holds.
 bool has_parts(const at::Tensor& tensor) {
-  return tensor.key_set().has(c10::DispatchKey::Python) || tensor.layout() != at::kStrided || tensor.is_nested();
+  using c10::DispatchKey;
+  static constexpr c10::DispatchKeySet kTransformed{DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper,
+                                                    DispatchKey::BatchedNestedTensor};
+  return is_of_python(tensor) || tensor.key_set().has_any(kTransformed) || tensor.layout() != at::kStrided ||
+         tensor.is_nested();
 }
+
+bool is_on_device(const at::Tensor& tensor) { return !is_of_python(tensor) && !tensor.is_cpu(); }
+bool is_on_meta(const at::Tensor& tensor) { return !is_of_python(tensor) && tensor.is_meta(); }
 
 bool is_ready(const Line& line) {
   if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content)) return (*measured)->ready();
@@ -119,7 +129,7 @@ FrameLog::FrameLog(int64_t keep, bool buffers, py::object measure, py::object wo
 void FrameLog::add_module(const py::object& module, std::vector<py::object> weight_names, py::object rule) {
   const auto guard = lock();
   walk_weights(module, weight_names, buffers_, [&](PyObject*, PyObject* value) {
-    uses_device_ = uses_device_ || (THPVariable_Check(value) && !THPVariable_Unpack(value).is_cpu());
+    uses_device_ = uses_device_ || (THPVariable_Check(value) && is_on_device(THPVariable_Unpack(value)));
   });
   if (rule.is_none()) rule = {};
   modules_.push_back({py::weakref(module), std::move(weight_names), std::move(rule), {}, {}, false});
@@ -208,14 +218,20 @@ void FrameLog::add(CallTensors& tensors, PyObject* object, size_t line) {
   }
 }
 
-// Calls visit(label, value) with the parts of a tensor that has no numbers itself, as overflowstat.capture.opened does.
-template <class Visit>
-void FrameLog::open(uint32_t label, PyObject* value, int depth, Visit& visit) {
+// Calls visit(label, value) with the parts of a tensor that has no numbers itself, as overflowstat.capture.opened does,
+// and left_out(label, word) in place of those that are not there.
+template <class Visit, class LeftOut>
+void FrameLog::open(uint32_t label, PyObject* value, int depth, Visit& visit, LeftOut& left_out) {
   if (!items_.is_none() && THPVariable_Check(value) && depth < kDeepest && has_parts(THPVariable_Unpack(value))) {
     if (const py::object parts = items_(py::handle(value)); !parts.is_none()) {
       for (const py::handle item : parts) {
         const auto [suffix, part] = item.cast<std::pair<std::string, py::object>>();
-        open(labels_.of_part(label, suffix), part.ptr(), depth + 1, visit);
+        const uint32_t part_label = labels_.of_part(label, suffix);
+        if (PyUnicode_Check(part.ptr())) {
+          left_out(part_label, PyUnicode_AsUTF8(part.ptr()));  // a constant of capture.py, which stays
+        } else {
+          open(part_label, part.ptr(), depth + 1, visit, left_out);
+        }
       }
       return;
     }
@@ -246,9 +262,7 @@ void FrameLog::read_weights() {
   UnreadList unread;
   std::unordered_set<const c10::TensorImpl*> met;  // tied ones are read once
   Module* owner = nullptr;
-  const auto visit = [&](PyObject* name, PyObject* value) {
-    if (!THPVariable_Check(value)) return;
-    if (owner->find_rule && rule(*owner, labels_.of_weight(name)) == kNotShown) return;
+  const auto read = [&](uint32_t, PyObject* value) {
     const at::Tensor& tensor = THPVariable_Unpack(value);
     if (!met.insert(tensor.unsafeGetTensorImpl()).second) return;
     if (const auto known = weights_.find(tensor)) {
@@ -258,6 +272,18 @@ void FrameLog::read_weights() {
     // All others are looked at in their modules: they have no numbers yet, or could change unseen.
     if (Readable readable; Unchanged::can_know(tensor) && can_read(value, tensor, readable)) {
       unread.push_back({tensor, std::move(readable), nullptr});
+    }
+  };
+  const auto leave_out = [](uint32_t, const char*) {};
+  const auto visit = [&](PyObject* name, PyObject* value) {
+    if (!THPVariable_Check(value)) return;
+    const uint32_t label = labels_.of_weight(name);
+    if (owner->find_rule && rule(*owner, label) == kNotShown) return;
+    // Parts of other kinds are made for each look, and would not be known again.
+    if (is_of_python(THPVariable_Unpack(value))) {
+      open(label, value, 0, read, leave_out);
+    } else {
+      read(label, value);
     }
   };
   for (Module& module : modules_) {
@@ -312,14 +338,21 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     if (allowed == kNotShown) return;
     if (THPVariable_Check(value)) {
       tensors.emplace_back(py::reinterpret_borrow<py::object>(value), call->lines.size());
-      uses_device_ = uses_device_ || !THPVariable_Unpack(value).is_cpu();
+      uses_device_ = uses_device_ || is_on_device(THPVariable_Unpack(value));
     }
     call->lines.push_back({label, value == Py_None ? "None" : "not a tensor", is_judged, allowed});
   };
-  const auto visit = [&](uint32_t label, PyObject* value) { open(label, value, 0, show); };
+  const auto left_out = [&](uint32_t label, const char* word) {
+    const uint8_t allowed = rule(modules_[module], label);
+    if (allowed != kNotShown) call->lines.push_back({label, word, is_judged, allowed});
+  };
+  const auto visit = [&](uint32_t label, PyObject* value) { open(label, value, 0, show, left_out); };
+  const auto visit_weight = [&](uint32_t label, PyObject* value) {
+    value == Py_None ? left_out(label, "not visible") : visit(label, value);
+  };
   modules_[module].was_called = true;
   walk_weights(object, modules_[module].weight_names, buffers_,
-               [&](PyObject* name, PyObject* value) { visit(labels_.of_weight(name), value); });
+               [&](PyObject* name, PyObject* value) { visit_weight(labels_.of_weight(name), value); });
   is_judged = false;  // what may be used nowhere
   for (const auto& [name, number] : modules_[module].children) {
     const Module& child = modules_[number];
@@ -327,7 +360,7 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     if (!child_object) continue;
     Labels::Path& path = labels_.item(labels_.children(), name);
     walk_weights(child_object, child.weight_names, buffers_, [&](PyObject* weight, PyObject* value) {
-      visit(labels_.item(path, "." + py::handle(weight).cast<std::string>()).label, value);
+      visit_weight(labels_.item(path, "." + py::handle(weight).cast<std::string>()).label, value);
     });
   }
   is_judged = true;
@@ -336,7 +369,6 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     open_tuples(args.ptr(), labels_, labels_.inputs(), 1, visit);
     open_tuples(output.ptr(), labels_, labels_.outputs(), 2, visit);
   } else {
-    const auto left_out = [&](uint32_t label, const char* word) { call->lines.push_back({label, word}); };
     NestedWalk walk(labels_, items_, visit, left_out);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args.ptr()); ++i) {
       walk.values(PyTuple_GET_ITEM(args.ptr(), i), labels_.item(labels_.inputs(), static_cast<size_t>(i)));
@@ -353,13 +385,13 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
   use_graph(graph);
   if (!has_weights_ && !is_recompute) read_weights();
   const bool is_real = std::any_of(tensors.begin(), tensors.end(), [&](const auto& shown) {
-    return shown.second >= weights && !THPVariable_Unpack(shown.first.ptr()).is_meta();
+    return shown.second >= weights && !is_on_meta(THPVariable_Unpack(shown.first.ptr()));
   });
   CallTensors unread;
   for (const auto& [object, line] : tensors) {
     PyObject* value = object.ptr();
     const at::Tensor& tensor = THPVariable_Unpack(value);
-    if (line < weights && is_real && tensor.is_meta()) {
+    if (line < weights && is_real && is_on_meta(tensor)) {
       call->lines[line].content = "offloaded";
       continue;
     }

@@ -124,8 +124,8 @@ class FrameLog {
   bool works_on(const at::Device& device);
   bool can_read(PyObject* object, const at::Tensor& tensor, Readable& readable);
   void add(CallTensors& tensors, PyObject* object, size_t line);
-  template <class Visit>
-  void open(uint32_t label, PyObject* value, int depth, Visit& visit);
+  template <class Visit, class LeftOut>
+  void open(uint32_t label, PyObject* value, int depth, Visit& visit, LeftOut& left_out);
   uint8_t rule(Module& module, uint32_t label);
   void measure(UnreadList& list);
   void use_batch(bool is_recompute);

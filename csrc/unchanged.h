@@ -19,8 +19,8 @@
 namespace overflowstat {
 
 // A tensor is known by its object, never by an address: the weak pointers keep these from being used again, and keep
-// no memory that the tensor's elements are in. Another version or storage is another content. Not seen are writes that
-// touch neither, as through `.data`, NumPy or a raw kernel.
+// no memory that the tensor's elements are in. Another version, storage or view of it is another content. Not seen are
+// writes that touch none of these, as into what `.data` gives, through NumPy or by a raw kernel.
 class Unchanged {
  public:
   // Not tensors made in inference mode: they have no version, and could be written to unseen.
@@ -32,7 +32,11 @@ class Unchanged {
     const auto found = known_.find(tensor.unsafeGetTensorImpl());
     if (found == known_.end()) return nullptr;
     const Known& known = found->second;
+    const Measured& measured = *known.measured;
     const bool same = known.version == version(tensor) && known.offset == tensor.storage_offset() &&
+                      tensor.sizes() == at::IntArrayRef(measured.sizes()) &&
+                      tensor.strides() == at::IntArrayRef(measured.strides()) &&
+                      tensor.scalar_type() == measured.dtype() &&
                       known.storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() &&
                       known.data == tensor.storage().data();
     return same ? known.measured : nullptr;

@@ -170,18 +170,19 @@ class NestedWalk {
   bool found_ = false;
 };
 
-// The same for the weights of a module, each once and its children's not among them: visit(name, value). `names` are
-// those of overflowstat.capture.weight_names. Borrowed: what visit() keeps is only there as long as the module has it.
+// The same for the weights of a module, each once and its children's not among them: visit(name, value), where the
+// value is None for one that is not visible. `names` are those of overflowstat.capture.weight_names. Borrowed: what
+// visit() keeps is only there as long as the module has it.
 template <class Visit>
 void walk_weights(pybind11::handle module, const std::vector<pybind11::object>& names, bool buffers, Visit visit) {
   namespace py = pybind11;
   static PyObject* const own = PyUnicode_InternFromString("__dict__");
   static PyObject* const groups[] = {PyUnicode_InternFromString("_parameters"), PyUnicode_InternFromString("_buffers")};
-  c10::SmallVector<PyObject*, 8> met, met_names;
+  static PyObject* const modules = PyUnicode_InternFromString("_modules");
+  static PyObject* const parametrizations = PyUnicode_InternFromString("parametrizations");
+  c10::SmallVector<PyObject*, 8> met;
   const auto meet = [&](PyObject* name, PyObject* value) {
-    if (value == Py_None) return;
-    met_names.push_back(name);
-    if (std::find(met.begin(), met.end(), value) != met.end()) return;
+    if (value == Py_None || std::find(met.begin(), met.end(), value) != met.end()) return;
     met.push_back(value);
     visit(name, value);
   };
@@ -189,6 +190,11 @@ void walk_weights(pybind11::handle module, const std::vector<pybind11::object>& 
     auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(module.ptr(), name));
     if (!found) throw py::error_already_set();
     return found;
+  };
+  const auto has = [](const py::object& members, PyObject* name) {
+    const int found = PySequence_Contains(members.ptr(), name);
+    if (found < 0) PyErr_Clear();  // of a container of the user's own
+    return found == 1;
   };
   for (size_t group = 0; group < (buffers ? 2 : 1); ++group) {
     const py::object members = attribute(groups[group]);
@@ -201,13 +207,21 @@ void walk_weights(pybind11::handle module, const std::vector<pybind11::object>& 
         meet(name.ptr(), value.ptr());
       }
     }
-    if (group > 0 || met_names.size() >= names.size()) continue;
-    const py::object attributes = attribute(own);
+    if (group > 0) continue;
     for (const py::object& name : names) {
-      const auto is_it = [&](PyObject* other) { return name.equal(py::handle(other)); };
-      if (std::any_of(met_names.begin(), met_names.end(), is_it)) continue;
-      PyObject* value = PyDict_GetItemWithError(attributes.ptr(), name.ptr());
-      if (value != nullptr && THPVariable_Check(value)) meet(name.ptr(), value);
+      if (has(members, name.ptr())) continue;
+      py::object value;
+      for (PyObject* place : {own, groups[1]}) {
+        const py::object there = attribute(place);
+        if (!value && has(there, name.ptr())) value = there[name];
+      }
+      if (value && (value.is_none() || THPVariable_Check(value.ptr()))) {
+        meet(name.ptr(), value.ptr());
+        continue;
+      }
+      const py::object children = attribute(modules);
+      const bool is_parametrized = has(children, parametrizations) && has(children[parametrizations], name.ptr());
+      if (!is_parametrized) visit(name.ptr(), Py_None);
     }
   }
 }

@@ -11,11 +11,15 @@ from torch.utils import _pytree
 from .dynamo import not_compiled
 
 __all__ = [
+    "EMPTY_HERE",
     "MAX_DEPTH",
     "MAX_VALUES",
+    "NOT_VISIBLE",
     "TOO_DEEP",
     "TOO_MANY",
+    "devices",
     "inputs",
+    "is_wrapper",
     "items",
     "opened",
     "outputs",
@@ -30,6 +34,9 @@ MAX_DEPTH = 8
 MAX_VALUES = 1000
 TOO_DEEP = "too deep"
 TOO_MANY = "too many"
+# In place of a tensor.
+EMPTY_HERE = "empty here"
+NOT_VISIBLE = "not visible"
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -39,30 +46,50 @@ def weight_names(module: nn.Module) -> tuple[str, ...]:
     """The names under which a module has its weights, or will have them though they are no parameters.
 
     Those of its parameters, which offloading, merging and sharding replace by plain tensors; and where such have come
-    already, the names that are usual.
+    already, the names that are usual. Also those of objects of TorchScript, in which packed weights are.
     """
-    plain = (name for name in ("weight", "bias") if isinstance(module.__dict__.get(name), Tensor))
-    return (*(name for name, weight in module._parameters.items() if weight is not None), *plain)
+    own = module.__dict__.items()
+    plain = (name for name, value in own if isinstance(value, Tensor) and name in ("weight", "bias"))
+    weights = tuple(name for name, weight in module._parameters.items() if weight is not None)
+    if isinstance(module, torch.jit.ScriptModule):  # which is such an object, and has its parameters in it
+        return weights
+    packed = (name for name, value in own if isinstance(value, torch.ScriptObject))
+    return (*weights, *plain, *packed)
 
 
-def weights(module: nn.Module, names: Sequence[str], buffers: bool) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of each of a module's own, once.
+def weights(module: nn.Module, names: Sequence[str], buffers: bool) -> Iterator[tuple[str, Tensor | None]]:
+    """(name, tensor) of each of a module's own, once; (name, None) of one that is not visible.
 
-    Its parameters, not by parameters(), which models override; plain tensors in place of a parameter of these `names`;
-    and, if asked for, its buffers.
+    Its parameters, not by parameters(), which models override; plain tensors and buffers in place of a parameter of
+    these `names`; and, if asked for, all its buffers.
     """
-    found: list[tuple[str, Tensor]] = [(n, weight) for n, weight in module._parameters.items() if weight is not None]
-    if len(found) < len(names):
-        there = {name for name, _ in found}
-        plain = ((name, module.__dict__.get(name)) for name in names if name not in there)
-        found += [(name, weight) for name, weight in plain if isinstance(weight, Tensor)]
+    found: list[tuple[str, Any]] = [(name, weight) for name, weight in module._parameters.items() if weight is not None]
+    replaced = [name for name in names if name not in module._parameters]
+    found += [shown for name in replaced for shown in _replacement(module, name)]
     if buffers:
         found += [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
     met = set()
     for name, weight in found:
-        if id(weight) not in met:
+        if weight is None or id(weight) not in met:
             met.add(id(weight))
             yield name, weight
+
+
+def _replacement(module: nn.Module, name: str) -> list[tuple[str, Any]]:
+    """What is where a parameter was, as `weights` gives it; nothing if that has become None or is parametrized."""
+    value = next((members[name] for members in (module.__dict__, module._buffers) if name in members), ...)
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [(name, value)]
+    parametrized = module._modules.get("parametrizations")
+    return [] if isinstance(parametrized, nn.ModuleDict) and name in parametrized else [(name, None)]
+
+
+def devices(module: nn.Module) -> set[torch.device]:
+    """Where a module's parameters and buffers are, as far as they tell."""
+    own = [weight for _, weight in weights(module, (), buffers=True)]
+    found = [part for weight in own for _, part in opened("", weight)]
+    with torch._C.DisableTorchFunctionSubclass():
+        return {part.device for part in found if isinstance(part, Tensor) and not is_wrapper(part)}
 
 
 def inputs(args: object, kwargs: Mapping[str, object] | None, nested: bool) -> Iterator[tuple[str, object]]:
@@ -90,34 +117,65 @@ def opened(label: str, value: object, depth: int = 0) -> Iterator[tuple[str, obj
     if inside is None:
         yield label, value
     for suffix, part in inside or ():
-        yield from opened(label + suffix, part, depth + 1)
+        if isinstance(part, str):
+            yield label + suffix, _LeftOut(part)
+        else:
+            yield from opened(label + suffix, part, depth + 1)
 
 
-def parts(tensor: Tensor) -> list[tuple[str, Tensor]] | None:
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether it is of a class that does operations itself, and may have its numbers elsewhere."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def parts(tensor: Tensor) -> list[tuple[str, Tensor | str]] | None:
     """What holds the numbers of a tensor that has none itself, each with what is added to its label; None for others.
 
     For a wrapper that is a class of its own (DTensor, quantized weights, jagged tensors) what it has here, as it tells
-    by `__tensor_flatten__`: no collective, and no wait for one. For a sparse tensor its values. Nothing is copied.
+    by `__tensor_flatten__`: no collective, and no wait for one. For a sparse tensor its values, for a nested one those
+    of all its parts, or of each where others lie between them. Inside torch.func's transforms the tensor that is
+    transformed, with the dimension that vmap hides. A word in place of what is not there. Nothing is copied.
     """
-    kind = type(tensor)
     try:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-                if kind.__name__ == "AsyncCollectiveTensor":  # which may still be on its way
-                    return None
-                names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-                inside = [(name, part) for name in names if isinstance(part := getattr(tensor, name), Tensor)]
-                return [("" if len(inside) == 1 else f".{name.lstrip('_')}", part) for name, part in inside]
-            if tensor.layout == torch.sparse_coo:
-                return [(".values", tensor._values())]
-            if tensor.layout in _COMPRESSED:
-                return [(".values", tensor.values())]
-            if tensor.is_nested:
-                storage = tensor.untyped_storage()
-                return [(".values", torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage))]
+            inside = _parts(tensor)
     except Exception:  # of a class that does not tell, or on a device that is gone
-        pass
+        return None
+    if inside is not None and len(inside) > MAX_VALUES:
+        inside[MAX_VALUES - 1 :] = [(inside[MAX_VALUES - 1][0], TOO_MANY)]
+    return inside
+
+
+def _parts(tensor: Tensor) -> list[tuple[str, Tensor | str]] | None:
+    if is_wrapper(tensor):
+        if type(tensor).__name__ == "AsyncCollectiveTensor":  # which may still be on its way
+            return None
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        inside = [(name, part) for name in names if isinstance(part := getattr(tensor, name), Tensor)]
+        if len(inside) == 1:
+            is_elsewhere = _has_no_elements(inside[0][1]) and not _has_no_elements(tensor)
+            return [("", EMPTY_HERE if is_elsewhere else inside[0][1])]
+        return [(f".{name.lstrip('_')}", part) for name, part in inside] or None
+    if torch._C._functorch.is_batchedtensor(tensor) or torch._C._functorch.is_gradtrackingtensor(tensor):
+        return [("", torch._C._functorch.get_unwrapped(tensor))]
+    if tensor.layout == torch.sparse_coo:
+        return [(".values", tensor._values())]
+    if tensor.layout in _COMPRESSED:
+        return [(".values", tensor.values())]
+    if tensor.is_nested:
+        if tensor.is_contiguous():
+            memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+            count = tensor.numel()
+            return [(".values", memory[:count] if memory.numel() >= count else EMPTY_HERE)]
+        return [(f"[{i}]", part) for i, part in enumerate(tensor.unbind())]
     return None
+
+
+def _has_no_elements(tensor: Tensor) -> bool:
+    try:
+        return tensor.numel() == 0
+    except Exception:  # of a wrapper that does not tell
+        return True
 
 
 def stand_in(value: object) -> str:

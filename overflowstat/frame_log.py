@@ -180,7 +180,7 @@ class _Module:
             self.rules[label] = self.find_rule(label)
         return self.rules[label]
 
-    def weights(self, module: nn.Module, buffers: bool) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, module: nn.Module, buffers: bool) -> Iterator[tuple[str, Tensor | None]]:
         return capture.weights(module, self.weight_names, buffers)
 
 
@@ -301,7 +301,9 @@ class PlainFrameLog:
             if not rule.is_shown:
                 continue
             line = PendingLine(label, "", is_judged, rule.allowed)
-            if not isinstance(value, Tensor):
+            if is_weight and value is None:
+                line = line._replace(content=capture.NOT_VISIBLE)
+            elif not isinstance(value, Tensor):
                 line = line._replace(content=capture.stand_in(value))
             elif is_weight and is_on_meta(value) and not all(map(is_on_meta, computed)):
                 line = line._replace(content=OFFLOADED)
@@ -339,7 +341,7 @@ class PlainFrameLog:
             self._kept.append(self._queue.popleft())
         return bool(self._queue) and (self._batch.always_look or self._queue[0].ready() or call.is_known_bad())
 
-    def _shown_weights(self, number: int, module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    def _shown_weights(self, number: int, module: nn.Module) -> Iterator[tuple[str, Tensor | None, bool]]:
         """(label, weight, whether it is judged)"""
         watched = self._modules[number]
         watched.was_called = True
@@ -363,14 +365,18 @@ class PlainFrameLog:
         for watched in self._modules:
             module = watched.reference()
             for name, weight in watched.weights(module, self._buffers) if module is not None else ():
-                if not watched.rule(name).is_shown:
+                if weight is None or not watched.rule(name).is_shown:
                     continue
-                if (known := self._weights.find(weight)) is not None:
-                    self._bytes_reused += known.size
-                # The others are looked at in their modules only: those that could change unseen (inference tensors,
-                # wrappers without storage) and those that have no numbers yet (lazy, offloaded).
-                elif can_know(weight):
-                    unread[id(weight)] = weight
+                # Parts of other kinds are made for each look, and would not be known again.
+                for _, part in capture.opened(name, weight) if capture.is_wrapper(weight) else ((name, weight),):
+                    if not isinstance(part, Tensor):
+                        continue
+                    if (known := self._weights.find(part)) is not None:
+                        self._bytes_reused += known.size
+                    # The others are looked at in their modules only: those that could change unseen (inference
+                    # tensors, wrappers without storage) and those that have no numbers yet (lazy, offloaded).
+                    elif can_know(part):
+                        unread[id(part)] = part
         if unread:
             weights = list(unread.values())
             measurement = self._read(weights, graph)

@@ -7,12 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .capture import EMPTY_HERE
 from .dynamo import not_compiled
 from .errors import warn_user
 from .layout import distinct_elements
 from .recorder import Reading, Recorder, Replays
 from .row import NOTHING, NonFinite, Row
 from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
+from .torch_recorder import is_in_its_storage
 
 __all__ = ["Measurement", "Place", "measure", "measured_content"]
 
@@ -81,12 +83,10 @@ class Measurement:
                 self._shapes.update(shapes)
                 self._tensors.update({i: (weakref.ref(tensor), _version(tensor)) for i, tensor in tensors})
         except Exception as error:
-            # Some tensors show only when read that they cannot be (storage freed, under vmap); the others still can.
+            # Some tensors show only when read that they cannot be (under vmap); the others still can.
             if len(tensors) == 1:
-                is_freed = _is_freed(tensors[0][1])  # as sharded weights are between their uses
-                self.put(tensors[0][0], "empty here" if is_freed else f"not read: {type(error).__name__}")
-                # By a ValueError a recorder refuses one for what it is.
-                if not isinstance(error, ValueError) and not is_freed:
+                self.put(tensors[0][0], f"not read: {type(error).__name__}")
+                if not isinstance(error, ValueError):  # by which a recorder refuses one for what it is
                     warn_user(f"a tensor could not be read, and is not judged: {type(error).__name__}: {error}")
             else:
                 for one in tensors:
@@ -141,17 +141,17 @@ def _not_read(reason: str) -> str:
 
 def _reason(tensor: Tensor) -> str:
     try:
-        return why_unreadable(tensor)
+        return why_unreadable(tensor) or (EMPTY_HERE if _is_freed(tensor) else "")
     except Exception as error:  # of a subclass's own making
         return f"not read: {type(error).__name__}"
 
 
 def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+    with torch._C.DisableTorchFunctionSubclass():
+        return None if tensor.is_inference() else tensor._version
 
 
 def _is_freed(tensor: Tensor) -> bool:
-    try:
-        return tensor.untyped_storage().nbytes() == 0
-    except Exception:
-        return False
+    """Wholly or in part, as sharded weights are between their uses."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.numel() > 0 and not is_in_its_storage(tensor)

@@ -187,8 +187,7 @@ class Monitor:
         self._module_handles: dict[int, RemovableHandle] = {}
         self._follow_modules()
         if isinstance(recorder, NativeRecorder):
-            weights_of = (weight for module in self._modules.modules for _, weight in capture.weights(module, (), True))
-            recorder.prepare({weight.device for weight in weights_of})
+            recorder.prepare({device for module in self._modules.modules for device in capture.devices(module)})
         self._start_batch()
         self.enable()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .capture import is_wrapper
 from .layout import coordinates
 from .recorder import Recorder, RecorderName, make_recorder
 from .row import NonFinite, Row
@@ -146,11 +147,10 @@ def apart_from_the_run() -> Iterator[None]:
 
 def why_unreadable(tensor: Tensor) -> str:
     """What a tensor is that has no elements to read, in a word or two; empty for one that can be read."""
-    kind = type(tensor)
     if is_lazy(tensor):
         return "uninitialized"
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return kind.__name__
+    if is_wrapper(tensor):
+        return type(tensor).__name__
     with torch._C.DisableTorchFunctionSubclass():
         if tensor.is_nested:
             return "nested"
@@ -164,8 +164,9 @@ def why_unreadable(tensor: Tensor) -> str:
 
 
 def is_on_meta(tensor: Tensor) -> bool:
+    """Not of wrappers, which may answer in Python, or refuse to."""
     with torch._C.DisableTorchFunctionSubclass():
-        return tensor.is_meta
+        return not is_wrapper(tensor) and tensor.is_meta
 
 
 def _short(name: torch.dtype | torch.layout) -> str:

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from .layout import memory_order
 from .row import Row
 
-__all__ = ["TorchRecorder", "count_at_least"]
+__all__ = ["TorchRecorder", "count_at_least", "is_in_its_storage"]
 
 # Bounds the extra memory: a few temporaries of this many elements. On a CPU small enough for L2, so that the passes
 # after the first do not go to memory, and no more than torch leaves to one thread (at::internal::GRAIN_SIZE), since
@@ -117,14 +117,14 @@ class _Part:
 
 
 def _read(tensor: Tensor) -> list[_Part]:
-    if _results_are_at_hand(tensor.device) and 0 < tensor.numel() <= SLICE_ON_CPU and _is_in_its_storage(tensor):
+    if _results_are_at_hand(tensor.device) and 0 < tensor.numel() <= SLICE_ON_CPU and is_in_its_storage(tensor):
         row = _measure(tensor)
         if isinstance(row, Row) and row.first_bad is None:  # then it does not matter in which order it was read
             return [_Part(0, tensor.dtype, row)]
     return [_Part(start, tensor.dtype, _measure(elements)) for start, elements in _slices(tensor)]
 
 
-def _is_in_its_storage(tensor: Tensor) -> bool:
+def is_in_its_storage(tensor: Tensor) -> bool:
     """Whether its memory is there, as that of a sharded or offloaded weight is not. Slicing asks that itself; reading
     does not, and ends the process."""
     if not torch._C._has_storage(tensor):

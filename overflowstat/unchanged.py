@@ -3,10 +3,12 @@
 import weakref
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .measurement import Place
+from .stats import shape_of
 
 __all__ = ["Known", "Unchanged", "can_know"]
 
@@ -15,7 +17,7 @@ FEWEST = 1024
 
 
 class _State(NamedTuple):
-    """What differs after a write or a swap of `.data`.
+    """What differs after a write or a swap of `.data`, also for another view of the same memory.
 
     An address would not do, since freed memory is soon used again; the weak reference keeps the storage's identity, and
     not its memory. The address is there for storage that is freed and comes back as it was.
@@ -25,6 +27,7 @@ class _State(NamedTuple):
     storage: StorageWeakRef
     address: int
     offset: int
+    shape: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Known(NamedTuple):
@@ -38,7 +41,7 @@ class Known(NamedTuple):
 class Unchanged:
     """Tensors and where what was read of them is. Keeps no tensor.
 
-    Not seen are writes that change neither version nor storage, as through `.data`, NumPy or a raw kernel.
+    Not seen are writes that change none of these, as into what `.data` gives, through NumPy or by a raw kernel.
     """
 
     def __init__(self) -> None:
@@ -72,8 +75,10 @@ def can_know(tensor: Tensor) -> bool:
 
 def _state(tensor: Tensor) -> _State | None:
     try:
-        storage = tensor.untyped_storage()
-        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        return _State(tensor._version, reference, storage.data_ptr(), int(tensor.storage_offset()))
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = tensor.untyped_storage()
+            reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            address, offset = storage.data_ptr(), int(tensor.storage_offset())
+            return _State(tensor._version, reference, address, offset, shape_of(tensor))
     except Exception:
         return None

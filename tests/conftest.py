@@ -1,6 +1,12 @@
 """What all tests share: the two recorders, each under its own name."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from overflowstat import native
 from overflowstat.recorder import Recorder, RecorderName, make_recorder
@@ -24,3 +30,15 @@ def recorder_name(request: pytest.FixtureRequest) -> RecorderName:
 @pytest.fixture
 def recorder(recorder_name: RecorderName) -> Recorder:
     return make_recorder(recorder_name)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Of one process, this one."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("torch is built without gloo")
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
