@@ -295,12 +295,11 @@ class PlainFrameLog:
                 for label, value, is_weight, is_judged in shown
                 for part_label, part in capture.opened(label, value)
             ]
+        rule_of = self._modules[number].rule
+        shown = [line for line in shown if rule_of(line[0]).is_shown]
         computed = [value for _, value, is_weight, _ in shown if not is_weight and isinstance(value, Tensor)]
         for label, value, is_weight, is_judged in shown:
-            rule = self._modules[number].rule(label)
-            if not rule.is_shown:
-                continue
-            line = PendingLine(label, "", is_judged, rule.allowed)
+            line = PendingLine(label, "", is_judged, rule_of(label).allowed)
             if not isinstance(value, Tensor):
                 line = line._replace(content=capture.stand_in(value))
             elif is_weight and is_on_meta(value) and not all(map(is_on_meta, computed)):

@@ -145,11 +145,13 @@ def _reason(tensor: Tensor) -> str:
 
 
 def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+    with torch._C.DisableTorchFunctionSubclass():
+        return None if tensor.is_inference() else tensor._version
 
 
 def _is_freed(tensor: Tensor) -> bool:
     try:
-        return tensor.untyped_storage().nbytes() == 0
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.untyped_storage().nbytes() == 0
     except Exception:
         return False

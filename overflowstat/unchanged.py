@@ -3,6 +3,7 @@
 import weakref
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -61,8 +62,11 @@ def can_know(tensor: Tensor) -> bool:
 
 def _state(tensor: Tensor) -> _State | None:
     try:
-        storage = tensor.untyped_storage()
-        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        return _State(tensor._version, reference, storage.data_ptr(), int(tensor.storage_offset()))
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor.is_inference():  # also one that has got the `.data` of such, and has a version that stays
+                return None
+            storage = tensor.untyped_storage()
+            reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            return _State(tensor._version, reference, storage.data_ptr(), int(tensor.storage_offset()))
     except Exception:
         return None
