@@ -288,7 +288,8 @@ void FrameLog::read_weights() {
   };
   for (Module& module : modules_) {
     owner = &module;
-    if (const py::object object = module.get()) walk_weights(object, module.weight_names, buffers_, visit);
+    // Without buffers: running statistics are written to with no word to the version, and are read in their module.
+    if (const py::object object = module.get()) walk_weights(object, module.weight_names, false, visit);
   }
   try {
     measure(unread);

@@ -295,12 +295,11 @@ class PlainFrameLog:
                 for label, value, is_weight, is_judged in shown
                 for part_label, part in capture.opened(label, value)
             ]
+        rule_of = self._modules[number].rule
+        shown = [line for line in shown if rule_of(line[0]).is_shown]
         computed = [value for _, value, is_weight, _ in shown if not is_weight and isinstance(value, Tensor)]
         for label, value, is_weight, is_judged in shown:
-            rule = self._modules[number].rule(label)
-            if not rule.is_shown:
-                continue
-            line = PendingLine(label, "", is_judged, rule.allowed)
+            line = PendingLine(label, "", is_judged, rule_of(label).allowed)
             if is_weight and value is None:
                 line = line._replace(content=capture.NOT_VISIBLE)
             elif not isinstance(value, Tensor):
@@ -364,7 +363,8 @@ class PlainFrameLog:
         unread = {}
         for watched in self._modules:
             module = watched.reference()
-            for name, weight in watched.weights(module, self._buffers) if module is not None else ():
+            # Without buffers: running statistics are written to with no new version, and are read in their module.
+            for name, weight in watched.weights(module, buffers=False) if module is not None else ():
                 if weight is None or not watched.rule(name).is_shown:
                     continue
                 # Parts of other kinds are made for each look, and would not be known again.

@@ -153,5 +153,8 @@ def _version(tensor: Tensor) -> int | None:
 
 def _is_freed(tensor: Tensor) -> bool:
     """Wholly or in part, as sharded weights are between their uses."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.numel() > 0 and not is_in_its_storage(tensor)
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.numel() > 0 and not is_in_its_storage(tensor)
+    except Exception:  # of a subclass's own making
+        return False

@@ -76,6 +76,8 @@ def can_know(tensor: Tensor) -> bool:
 def _state(tensor: Tensor) -> _State | None:
     try:
         with torch._C.DisableTorchFunctionSubclass():
+            if tensor.is_inference():  # also one that has got the `.data` of such, and has a version that stays
+                return None
             storage = tensor.untyped_storage()
             reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             address, offset = storage.data_ptr(), int(tensor.storage_offset())

@@ -1,5 +1,7 @@
 """How many rows of a tensor hold nothing that is finite: what tells a padded or masked row from a few bad numbers."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ def wholly_bad_rows(tensor: Tensor) -> tuple[int, int] | None:
             size = max(1, ELEMENTS_AT_ONCE * leading[longest] // tensor.numel())
             parts = torch.split(tensor.detach(), size, longest)
             bad = sum(int((~_is_finite(part)).all(-1).sum()) for part in parts)
-            return bad, tensor.numel() // tensor.shape[-1]
+            return bad, math.prod(leading)
     except RuntimeError:  # of a dtype that torch does not compute with, or a device that has failed
         return None
 

@@ -334,6 +334,20 @@ def test_buffers_are_shown_if_asked_for(recorder_name: RecorderName, sink: Keeps
     assert not isinstance(tracked, str) and tracked.abs_max == 1
 
 
+def test_running_statistics_are_shown_as_the_forward_left_them(recorder_name: RecorderName, sink: Keeps) -> None:
+    """They are written to without a new version, so that nothing tells that they have changed."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    Monitor(model, recorder=recorder_name, sinks=[sink], buffers=True, weights="on_change")
+    for _ in range(3):
+        model(torch.randn(8, 4))
+        content = {line.label: line.content for frame in sink.frames[-3:] for line in frame.lines}
+        mean, tracked = content["running_mean"], content["num_batches_tracked"]
+        buffer = model[1].running_mean
+        assert isinstance(buffer, Tensor) and not isinstance(mean, str) and not isinstance(tracked, str)
+        assert mean.abs_max == buffer.abs().max().item()
+        assert tracked.abs_max == len(sink.frames) / 3
+
+
 def test_a_bad_buffer_is_told_only_if_asked_for(recorder_name: RecorderName) -> None:
     model = nn.Sequential(nn.BatchNorm1d(4)).train()
     poison(model[0].running_var)
