@@ -789,6 +789,71 @@ def test_a_refused_launch_in_a_capture_leaves_it_valid(cuda: FakeCuda, recorder:
 
 
 @pytest.mark.parametrize(
+    "calls",
+    [
+        ["cudaUserObjectCreate"],
+        ["cudaGraphRetainUserObject"],
+        ["cudaGraphRetainUserObject", "cudaUserObjectRelease"],
+    ],
+    ids=" and ".join,
+)
+def test_a_capture_survives_that_its_graph_cannot_own_memory(
+    cuda: FakeCuda, recorder: FakeRecorder, stream: Stream, calls: list[str]
+) -> None:
+    words = r"cudaErrorMemoryAllocation \(out of memory\)"
+    with cuda.capturing(stream) as graph:
+        for call in calls:
+            cuda.fail_call(call, OUT_OF_MEMORY)
+        with pytest.raises(RuntimeError, match=f"^CUDA error while making memory a CUDA graph's own: {words}$"):
+            recorder.launch(some(3))
+        assert cuda.faults() == [], "the error is left to nobody else"
+        reading = recorder.launch(some(3))
+    assert graph.error == 0 and graph.nodes() == ["kernel"]
+    graph.replay(stream)
+    cuda.run()
+    check(reading, some(3))
+
+
+# A device is asked for its size only once for each kernel: device 3 is no other test's.
+@pytest.mark.parametrize(
+    ("call", "tensor", "device", "doing"),
+    [
+        ("cudaStreamGetCaptureInfo", torch.ones(3), 0, "asking whether a stream is captured"),
+        ("cudaDeviceGetAttribute", torch.ones(3), 3, "launching the pass"),
+        ("cudaOccupancyMaxActiveBlocksPerMultiprocessor", STRIDED, 3, "launching the strided pass"),
+    ],
+    ids=["capture", "size", "occupancy"],
+)
+def test_a_question_that_is_not_answered_refuses_the_launch_and_the_next_one_works(
+    cuda: FakeCuda, recorder: FakeRecorder, call: str, tensor: Tensor, device: int, doing: str
+) -> None:
+    cuda.fail_call(call, OUT_OF_MEMORY)
+    with pytest.raises(RuntimeError, match=f"^CUDA error while {doing}: cudaErrorMemoryAllocation "):
+        recorder.launch([tensor], device)
+    assert cuda.faults() == [], "the error is left to nobody else"
+    check(recorder.launch([tensor], device), [tensor])
+
+
+@pytest.mark.parametrize("call", ["cudaStreamGetCaptureInfo", "cudaStreamQuery"])
+def test_a_wait_that_ends_with_an_error_says_so_and_leaves_it_to_nobody_else(
+    cuda: FakeCuda, recorder: FakeRecorder, call: str
+) -> None:
+    cuda.turns_a_query(0)
+    reading = recorder.launch([torch.ones(3)])
+    cuda.fail_call(call, OUT_OF_MEMORY)
+    assert reading.rows() == ["cudaErrorMemoryAllocation (out of memory)"]
+    assert cuda.faults() == []
+
+
+def test_a_ring_that_cannot_be_freed_leaves_no_error(cuda: FakeCuda, recorder: FakeRecorder) -> None:
+    recorder.launch([torch.ones(3)])
+    cuda.run()
+    cuda.fail_call("cudaFreeHost", OUT_OF_MEMORY)
+    recorder.close()
+    assert cuda.counts()["cudaFreeHost"] == 1 and cuda.faults() == []
+
+
+@pytest.mark.parametrize(
     ("call", "skip", "text"),
     [
         ("cudaHostAlloc", 0, "no pinned memory for 4096 rows, 262144 bytes: cudaErrorMemoryAllocation (out of memory)"),
