@@ -113,8 +113,8 @@ class Ring {
   }
 
   // A frame of 1 to capacity() rows side by side. Where there is no room the oldest frame is waited for and keeps what
-  // it got itself: none is dropped. Throws std::runtime_error if that frame's device does not answer, since its rows
-  // could then be written at any time: such a ring gives no more frames.
+  // it got itself: none is dropped. Null if that frame's rows do not come in time, since they could then be written at
+  // any time: this ring has no more room, and says so from then on without a wait.
   std::shared_ptr<Frame> begin(size_t count, Poll poll) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (count == 0 || count > capacity_) throw std::invalid_argument("a frame has 1 to capacity rows");
@@ -123,7 +123,7 @@ class Ring {
     while (!frames_.empty() && position + count - frames_.front().position > capacity_) {
       const Frame::Result& oldest = frames_.front().frame->result(limit_);
       waits_ += oldest.waited;
-      if (oldest.timed_out) throw std::runtime_error("a full ring of rows: " + oldest.failure);
+      if (oldest.timed_out) return nullptr;
       frames_.pop_front();
     }
     end_ = position + count;

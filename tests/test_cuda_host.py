@@ -329,20 +329,67 @@ def test_streams_finish_in_any_order(cuda: FakeCuda) -> None:
         check(of_a, first)
 
 
-def test_a_device_that_does_not_answer_ends_the_wait_of_a_full_ring(cuda: FakeCuda) -> None:
-    recorder = cuda.recorder(rows=4, limit=0.2)
+@pytest.mark.parametrize("answering", [0, 1])
+def test_a_device_that_is_stuck_refuses_no_launch_and_is_waited_for_once(cuda: FakeCuda, answering: int) -> None:
+    """Work that waits on the stuck device is on a stream of its own, so that its default stream may answer, too."""
+    recorder = cuda.recorder(rows=8, limit=0.3)
     cuda.turns_a_query(0)
-    stuck = [recorder.launch(some(2)) for _ in range(2)]
+    with cuda.on(cuda.new_stream(0)):
+        stuck = [recorder.launch(some(3, start=n)) for n in range(2)]
+    frames = [some(3, start=n) for n in range(10, 30)]
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"^a full ring of rows: the device did not answer in time$"):
-        recorder.launch(some(1))
-    assert 0.15 < time.monotonic() - start < 10
-    assert [reading.rows(limit=0.05) for reading in stuck] == [["the device did not answer in time"] * 2] * 2
-    cuda.run()  # into rows that are nobody else's
+    readings = []
+    for tensors in frames:
+        readings.append(recorder.launch(tensors, answering))
+        cuda.run(Stream(answering, 0))
+    assert 0.25 < time.monotonic() - start < 5
+    assert cuda.counts()["cudaHostAlloc"] == 2  # rings
+    assert stuck[0].rows(limit=0.05) == ["the device did not answer in time"] * 3
+    cuda.run()  # late, into rows that are nobody else's
+    check(stuck[1], some(3, start=1))
+    for reading, tensors in zip(readings, frames, strict=True):
+        check(reading, tensors)
+    for n in range(5):
+        launched = recorder.launch(some(4, start=n), [0, 1, 0, 1])
+        cuda.run()
+        check(launched, some(4, start=n))
+    assert cuda.counts()["cudaHostAlloc"] == 0
+
+
+def test_a_device_that_stays_stuck_takes_launches_and_as_much_memory_as_waits(cuda: FakeCuda) -> None:
+    recorder = cuda.recorder(rows=8, limit=0.2)
+    cuda.turns_a_query(0)
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match="a full ring"):
-        recorder.launch(some(1))
-    assert time.monotonic() - start < 0.1
+    readings = [recorder.launch(some(2, start=n)) for n in range(13)]  # of which a ring takes four
+    assert 0.55 < time.monotonic() - start < 10
+    assert cuda.counts()["cudaHostAlloc"] == 4
+    cuda.run()
+    for n, reading in enumerate(readings):
+        if n % 4 == 0 and n < 12:  # the oldest of a ring, for which the next launch could not wait longer
+            assert reading.rows() == ["the device did not answer in time"] * 2
+        else:
+            check(reading, some(2, start=n))
+
+
+def test_a_ring_that_there_is_no_memory_for_in_place_of_a_stuck_one_is_asked_for_again_without_a_wait(
+    cuda: FakeCuda,
+) -> None:
+    recorder = cuda.recorder(rows=4, limit=0.5)
+    cuda.turns_a_query(0)
+    for _ in range(2):
+        recorder.launch(some(2))
+    cuda.counts()
+    for attempt in range(3):
+        cuda.fail_call("cudaHostAlloc", OUT_OF_MEMORY)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"^no pinned memory for 4 rows, 256 bytes: "):
+            recorder.launch(some(1), 1)
+        assert attempt == 0 or time.monotonic() - start < 0.3
+    cuda.counts()
+    reading = recorder.launch(some(1), 1)
+    assert cuda.counts()["cudaStreamQuery"] == 0
+    cuda.run()
+    check(reading, some(1))
 
 
 def test_rows_that_do_not_come_in_time_are_missing(cuda: FakeCuda, recorder: FakeRecorder) -> None:

@@ -96,6 +96,27 @@ MUTANTS = [
         "an outgrown ring is freed", "cuda/recorder.cpp", "ring_.release();", "ring_.reset();", "longer_than_the_ring"
     ),
     Mutant(
+        "a ring that a device is stuck in is freed",
+        "cuda/recorder.cpp",
+        "ring_.release();",
+        "ring_.reset();",
+        "stuck_refuses_no_launch",
+    ),
+    Mutant(
+        "a ring that a device is stuck in is kept",
+        "cuda/recorder.cpp",
+        "    if (frame) return frame;\n",
+        '    if (!frame) throw std::runtime_error("the device did not answer in time");\n    return frame;\n',
+        "stuck_refuses_no_launch",
+    ),
+    Mutant(
+        "rows that may still be written are given to others",
+        "ring.h",
+        "      if (oldest.timed_out) return nullptr;\n",
+        "",
+        "stuck_refuses_no_launch",
+    ),
+    Mutant(
         "a frame that failed takes the rows with it that came",
         "reading.cpp",
         "      if (arrived) {",
@@ -300,7 +321,7 @@ MUTANTS = [
         "a captured launch takes rows of the ring",
         "cuda/recorder.cpp",
         "const std::shared_ptr<StampedRow> rows = graph->rows(list.size());",
-        "const std::shared_ptr<StampedRow> rows(ring_for(list.size()).begin(list.size(), poll_of(stream))->rows(), "
+        "const std::shared_ptr<StampedRow> rows(begin_frame(list.size(), poll_of(stream), reading)->rows(), "
         "[](StampedRow*) {});",
         "ring_is_not_touched",
     ),

@@ -248,9 +248,27 @@ def test_a_device_that_never_answers_ends_the_wait_in_bounded_time(library: ctyp
     start = time.monotonic()
     assert device.result(frame) == ([-1] * 4, "the device did not answer in time")
     assert 0.15 < time.monotonic() - start < 10
-    assert device.begin(1) == 0, "its rows may still be written, so nobody else gets them"
+
+
+def test_rows_that_may_still_be_written_are_nobody_elses_and_a_ring_full_of_them_is_waited_for_once(
+    library: ctypes.CDLL, devices: list[Device]
+) -> None:
+    device = Device(library, 8, 0.3)
+    devices.append(device)
+    stuck, other = device.begin(5), device.begin(3)
+    start = time.monotonic()
+    assert device.begin(2) == 0
+    assert 0.25 < time.monotonic() - start < 10 and device.waits == 1
+    polls = device.polls
+    assert device.begin(2) == 0
+    device.write_all(stuck, 50)  # late
+    device.set_progress(FINISHED)
+    assert device.begin(2) == 0 and device.polls == polls
+    device.write_all(other, 30)
+    assert device.result(other) == ([30, 31, 32], "")
+    assert device.result(stuck) == ([-1] * 5, "the device did not answer in time"), "the same result each time"
 
 
 @pytest.mark.parametrize("count", [0, 9])
 def test_a_frame_that_cannot_fit_is_refused(device: Device, count: int) -> None:
-    assert device.begin(count) == 0
+    assert device.begin(count) == -1
