@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ ADDRESS = Build(flags=("-O1", "-fsanitize=address,undefined", "-fno-sanitize-rec
 # With kernels of one thread a block: what those of the real ones do to each other is test_cuda_sanitizers.py's.
 THREAD = Build(flags=("-O1", "-fsanitize=thread", "-Wno-tsan"), driver="races.cpp", program=True)
 PYTEST_OPTIONS = ["-q", "-x", "--noconftest", "-p", "no:cacheprovider"]
-TESTS_OF_THE_HOST_SIDE = str(TESTS / "test_cuda_host.py")
+TESTS_OF_THE_HOST_SIDE, TESTS_OF_THE_RING = TESTS / "test_cuda_host.py", TESTS / "test_ring.py"
 SIMPLE_PASS = {"cuda/reduce.cuh": (FOLDER / "simple_pass.cuh").read_text()}
 
 
@@ -33,23 +34,51 @@ fork_server = multiprocessing.get_context("forkserver")
 fork_server.set_forkserver_preload(["fake_cuda", "pytest"])
 
 
-def run_tests(library: Path, chosen: str, output: Path) -> int | None:
-    """Runs tests of test_cuda_host.py; the exit status, below 0 for a signal, or None if they take too long."""
-    child = fork_server.Process(target=become_pytest, args=(library, chosen, output))
+@dataclass(frozen=True)
+class Outcome:
+    status: int | None  # of the process: below 0 for a signal, None if it took too long
+    began: bool  # a test was set up, so that what came then is its doing
+    failed: bool  # one that had been set up, in itself or by the faults that were found after it
+    output: str
+
+    @property
+    def caught(self) -> bool:
+        """By a test that fails, or that dies in code which is that broken; not by one that cannot even be set up."""
+        return self.failed if self.status == 1 else self.began and self.status is not None and self.status < 0
+
+
+def run_tests(environment: str, under_test: Path, tests: Path, chosen: str, folder: Path) -> Outcome:
+    """Runs the tests of a file whose names have `chosen` in them, with the variable that tells them what to test."""
+    output, began, failed = (folder / name for name in ("output", "began", "failed"))
+    child = fork_server.Process(target=become_pytest, args=(environment, under_test, tests, chosen, folder))
     child.start()
     child.join(120)
-    if child.is_alive():
+    status = child.exitcode
+    if status is None:
         child.kill()
-        return None
-    return child.exitcode
+    return Outcome(status, began.exists(), failed.exists(), output.read_text() if output.exists() else "")
 
 
-def become_pytest(library: Path, chosen: str, output: Path) -> None:
-    with output.open("wb") as file:
+def become_pytest(environment: str, under_test: Path, tests: Path, chosen: str, folder: Path) -> None:
+    with (folder / "output").open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    os.environ["OVERFLOWSTAT_CUDA_HOST"] = str(library)
-    os._exit(pytest.main([*PYTEST_OPTIONS, "-k", chosen, TESTS_OF_THE_HOST_SIDE]))
+    os.environ[environment] = str(under_test)
+    os._exit(pytest.main([*PYTEST_OPTIONS, "-k", chosen, str(tests)], plugins=[Witness(folder)]))
+
+
+class Witness:
+    """Leaves files that say what became of tests, also where the process then dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def pytest_runtest_call(self) -> None:
+        (self.folder / "began").touch()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and report.when != "setup":
+            (self.folder / "failed").touch()
 
 
 def run_races(program: Path) -> subprocess.CompletedProcess[str]:
@@ -68,7 +97,7 @@ def test_no_memory_is_used_that_is_gone() -> None:
         "LD_PRELOAD": ":".join(runtime.strip() for runtime in runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",
     }
-    command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, TESTS_OF_THE_HOST_SIDE]
+    command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, str(TESTS_OF_THE_HOST_SIDE)]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
@@ -85,6 +114,7 @@ class Mutant:
     old: str
     new: str
     caught_by: str  # part of a test's name, or "races"
+    tests: Path = TESTS_OF_THE_HOST_SIDE
 
 
 MUTANTS = [
@@ -115,6 +145,14 @@ MUTANTS = [
         "      if (oldest.timed_out) return nullptr;\n",
         "",
         "stuck_refuses_no_launch",
+    ),
+    Mutant(
+        "rows that may still be written are given to others, of the ring alone",
+        "ring.h",
+        "      if (oldest.timed_out) return nullptr;\n",
+        "",
+        "nobody_elses",
+        TESTS_OF_THE_RING,
     ),
     Mutant(
         "a frame that failed takes the rows with it that came",
@@ -440,9 +478,33 @@ def test_a_broken_host_side_is_caught(tmp_path: Path, mutant: Mutant) -> None:
         done = run_races(program)
         assert "ThreadSanitizer: data race" in done.stderr, f"not caught: {done.returncode}"
         return
-    library = PLAIN.compile(changed(tmp_path / "csrc", changes), tmp_path)
-    status = run_tests(library, mutant.caught_by, tmp_path / "output")
-    output = (tmp_path / "output").read_text()
-    # By a test that fails, or that dies in code which is that broken.
-    caught = status is not None and ((status == 1 and mutant.caught_by in output) or status < 0)
-    assert caught, f"not caught, exit {status}: {output[-3000:]}"
+    csrc = changed(tmp_path / "csrc", changes)
+    if mutant.tests == TESTS_OF_THE_RING:
+        outcome = run_tests("OVERFLOWSTAT_CSRC", csrc, mutant.tests, mutant.caught_by, tmp_path)
+    else:
+        library = PLAIN.compile(csrc, tmp_path)
+        outcome = run_tests("OVERFLOWSTAT_CUDA_HOST", library, mutant.tests, mutant.caught_by, tmp_path)
+    assert outcome.caught, f"not caught, exit {outcome.status}: {outcome.output[-3000:]}"
+
+
+@pytest.mark.parametrize("broken", ["is not there", "is none", "dies when it is loaded"])
+def test_a_library_that_cannot_be_tested_is_not_taken_for_a_mutant_that_is_caught(tmp_path: Path, broken: str) -> None:
+    library = tmp_path / "host.so"
+    if broken == "is none":
+        library.write_text("not a library")
+    elif broken == "dies when it is loaded":
+        source = tmp_path / "dies.cpp"
+        source.write_text("#include <cstdlib>\n[[gnu::constructor]] static void die() { abort(); }\n")
+        subprocess.run([str(compiler()), "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    outcome = run_tests("OVERFLOWSTAT_CUDA_HOST", library, TESTS_OF_THE_HOST_SIDE, "ready_never_asks", tmp_path)
+    assert outcome.status == (-signal.SIGABRT if "dies" in broken else 1), outcome.output
+    assert not outcome.began and not outcome.caught
+
+
+def test_a_library_that_is_sound_or_a_test_that_is_not_there_catches_nothing(tmp_path: Path) -> None:
+    library = PLAIN.compile()
+    for chosen, status in (("ready_never_asks", 0), ("no_such_test", 5)):
+        folder = tmp_path / chosen
+        folder.mkdir()
+        outcome = run_tests("OVERFLOWSTAT_CUDA_HOST", library, TESTS_OF_THE_HOST_SIDE, chosen, folder)
+        assert outcome.status == status and outcome.began == (status == 0) and not outcome.caught

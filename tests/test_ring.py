@@ -1,6 +1,10 @@
-"""csrc/ring.h alone, with a device that answers late, out of order, wrongly or never."""
+"""csrc/ring.h alone, with a device that answers late, out of order, wrongly or never.
+
+Where OVERFLOWSTAT_CSRC names a folder, the one in there is tested: test_cuda_host_mutants.py runs this file so.
+"""
 
 import ctypes
+import os
 import random
 import threading
 import time
@@ -9,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from compile_once import compile_once
-from device_on_cpu import compiler
+from device_on_cpu import CSRC, TESTS, compiler
 
-TESTS = Path(__file__).parent
 RUNNING, FINISHED, FAILED = range(3)
 
 pytestmark = pytest.mark.any_torch
@@ -23,9 +26,9 @@ def library() -> ctypes.CDLL:
     if cxx is None:
         pytest.skip("no C++ compiler")
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
-    csrc, source = TESTS.parent / "csrc", TESTS / "ring" / "driver.cpp"
-    command = [cxx, *flags, "-I", str(csrc), str(source)]
-    library = ctypes.CDLL(str(compile_once(command, "ring.so", [*csrc.glob("*.h"), source])))
+    csrc, source = Path(os.environ.get("OVERFLOWSTAT_CSRC", CSRC)), TESTS / "ring" / "driver.cpp"
+    command, sources = [cxx, *flags, "-I", str(csrc), str(source)], [*csrc.glob("*.h"), source]
+    library = ctypes.CDLL(str(compile_once(command, "ring.so", sources, identity=[cxx, *flags])))
     library.device_new.restype = ctypes.c_void_p
     library.device_new.argtypes = [ctypes.c_long, ctypes.c_double]
     signatures: dict[str, list[type]] = {
