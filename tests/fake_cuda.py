@@ -140,6 +140,7 @@ class FakeCuda:
         for name, types in arguments.items():
             getattr(self.library, name).argtypes = types
         self._memory: list[object] = []  # what devices may still read
+        self._blocking = 64  # streams up to this one are torch's, or have been given out
 
     def reset(self, order: int = 0) -> None:
         """All work done, graphs gone. `order` is the seed of the order in which streams take turns from now on."""
@@ -217,6 +218,11 @@ class FakeCuda:
 
     def new_stream(self, device: int = 0) -> Stream:
         return Stream(device, self.library.pooled_stream(device))
+
+    def new_blocking_stream(self, device: int = 0) -> Stream:
+        """Not one of torch's: the default stream waits for it, and cannot be used while it is captured."""
+        self._blocking += 1
+        return Stream(device, self._blocking)
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:

@@ -799,6 +799,28 @@ def test_frames_of_before_a_capture_that_has_failed_are_waited_for(
     assert cuda.faults() == ["waiting for work outside of it ends a capture"]
 
 
+def test_frames_on_the_default_stream_are_waited_for_while_a_stream_that_blocks_it_is_captured(
+    cuda: FakeCuda, recorder: FakeRecorder
+) -> None:
+    tensors, blocking = some(4), cuda.new_blocking_stream()
+    readings = [recorder.launch(tensors, device) for device in (0, 1)]
+    cuda.turns_a_query(0)
+    cuda.counts()
+    with cuda.capturing(blocking) as graph, cuda.on(Stream(0, 0)):
+        timer = threading.Timer(0.1, cuda.run)
+        timer.start()
+        check(readings[0], tensors)
+        timer.join()
+        assert cuda.counts()["cudaStreamQuery"] == 0
+        with pytest.raises(RuntimeError, match="stream is captured: cudaErrorStreamCaptureImplicit"):
+            recorder.launch(tensors)
+        check(readings[1], tensors)
+        elsewhere = recorder.launch(tensors, 1)  # the default stream of another device
+    assert graph.error == 0 and graph.nodes() == []
+    cuda.run()
+    check(elsewhere, tensors)
+
+
 # ---- errors
 
 
@@ -1035,6 +1057,46 @@ def test_a_replay_that_an_assert_breaks_off_is_not_counted(
         found = [reading.replays() for reading in readings]
     words = "cudaErrorAssert (device-side assert triggered)"
     assert found == [(2, False, words), (2, False, words), (1, False, words), (1, False, words)]
+
+
+@pytest.mark.parametrize("kernels", [1, 2])
+def test_a_replay_is_counted_only_if_it_has_written_every_row_of_a_reading(
+    cuda: FakeCuda, recorder: FakeRecorder, stream: Stream, kernels: int
+) -> None:
+    """Dense tensors share a kernel, those with strides have one each: rows of one reading may stop anywhere."""
+    with cuda.capturing(stream) as graph:
+        reading = recorder.launch([STRIDED, *some(2), STRIDED[1:]])
+    graph.replay(stream)
+    cuda.run()
+    cuda.assert_after(kernels)
+    graph.replay(stream)
+    cuda.run()
+    with cuda.on(stream):
+        assert reading.replays() == (1, False, "cudaErrorAssert (device-side assert triggered)")
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_replay_is_counted_only_if_every_device_in_it_has_written_its_rows(
+    cuda: FakeCuda, recorder: FakeRecorder, failing: int
+) -> None:
+    main, side = Stream(1 - failing, 1), Stream(failing, 1)
+    with cuda.capturing(main) as graph, cuda.on(side):
+        cuda.wait_for(side, main)
+        reading = recorder.launch(some(2), [0, 1])
+        cuda.wait_for(main, side)
+    assert graph.error == 0
+    graph.replay(main)
+    cuda.run()
+    cuda.assert_after(kernels=1, device=failing)
+    with cuda.on(Stream(failing, 2)):
+        recorder.launch(some(1), failing)
+    cuda.run()
+    graph.replay(main)
+    cuda.run()
+    cuda.device = 3
+    replays = reading.replays()
+    assert replays is not None and (replays.completed, replays.over) == (1, False)
+    assert "device-side assert triggered" in replays.failure
 
 
 # ---- threads

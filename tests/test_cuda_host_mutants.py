@@ -327,6 +327,34 @@ MUTANTS = [
         "before_a_capture_that_has_failed",
     ),
     Mutant(
+        "a default stream that a capture is in the way of loses what it runs",
+        "cuda/stream.cpp",
+        " || error == cudaErrorStreamCaptureImplicit",
+        "",
+        "while_a_stream_that_blocks_it",
+    ),
+    Mutant(
+        "a replay counts when it has written the first row",
+        "replayed_rows.h",
+        "for (size_t i = 0; i < count_; ++i)",
+        "for (size_t i = 0; i < 1; ++i)",
+        "every_row_of_a_reading",
+    ),
+    Mutant(
+        "a replay counts when the last device has written its rows",
+        "reading.cpp",
+        "replays.count = std::min(replays.count, part.rows->replays());",
+        "replays.count = part.rows->replays();",
+        "every_device_in_it",
+    ),
+    Mutant(
+        "a replay counts when the first device has written its rows",
+        "reading.cpp",
+        "replays.count = std::min(replays.count, part.rows->replays());",
+        "if (replays.count == ~uint64_t{0}) replays.count = part.rows->replays();",
+        "every_device_in_it",
+    ),
+    Mutant(
         "a query without the relaxed mode",
         "cuda/stream.cpp",
         "    const c10::cuda::CUDAStreamCaptureModeGuard allowed_anywhere(cudaStreamCaptureModeRelaxed);\n"
