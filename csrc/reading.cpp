@@ -29,8 +29,9 @@ bool Reading::is_replayed() {
 
 void Reading::fetch(std::chrono::nanoseconds limit) {
   for (const auto& [frame, entries] : awaited_) {
-    const Frame::Result& result = frame->result(limit);
-    waits_ += result.waited;
+    uint64_t waits = 0;
+    const Frame::Result& result = frame->result(limit, waits);
+    waits_ += waits;
     for (size_t i = 0; i < entries.size(); ++i) {
       Entry& entry = entries_[entries[i]];
       const auto& [arrived, row] = result.rows[i];

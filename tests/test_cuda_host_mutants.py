@@ -142,16 +142,24 @@ MUTANTS = [
     Mutant(
         "rows that may still be written are given to others",
         "ring.h",
-        "      if (oldest.timed_out) return nullptr;\n",
-        "",
+        "if (oldest.timed_out) return nullptr;",
+        "static_cast<void>(oldest);",
         "stuck_refuses_no_launch",
     ),
     Mutant(
         "rows that may still be written are given to others, of the ring alone",
         "ring.h",
-        "      if (oldest.timed_out) return nullptr;\n",
-        "",
+        "if (oldest.timed_out) return nullptr;",
+        "static_cast<void>(oldest);",
         "nobody_elses",
+        TESTS_OF_THE_RING,
+    ),
+    Mutant(
+        "a wait is counted again for each who asks",
+        "ring.h",
+        "    return result_;\n",
+        "    waits += !result_.failure.empty();\n    return result_;\n",
+        "counted_once",
         TESTS_OF_THE_RING,
     ),
     Mutant(

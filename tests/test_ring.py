@@ -57,6 +57,7 @@ class Device:
         self.library = library
         self.handle = library.device_new(capacity, limit)
         self.sizes: dict[int, int] = {}
+        self.waits_of_readers = 0
 
     def begin(self, count: int) -> int:
         frame: int = self.library.frame_begin(self.handle, count)
@@ -80,7 +81,7 @@ class Device:
     def result(self, frame: int) -> tuple[list[int], str]:
         values = (ctypes.c_long * self.sizes[frame])()
         failure = ctypes.create_string_buffer(200)
-        self.library.frame_result(self.handle, frame, values, failure, len(failure))
+        self.waits_of_readers += self.library.frame_result(self.handle, frame, values, failure, len(failure))
         return list(values), failure.value.decode()
 
     def set_progress(self, progress: int) -> None:
@@ -161,6 +162,20 @@ def test_a_full_ring_of_finished_frames_does_not_wait(device: Device) -> None:
     for value in range(100):
         device.write_all(device.begin(3), value)
     assert device.waits == 0 and device.polls == 0
+
+
+def test_a_wait_is_counted_once_for_whoever_had_it(device: Device) -> None:
+    device.set_progress(FINISHED)
+    read_before = device.begin(8)
+    device.result(read_before)
+    assert (device.waits, device.waits_of_readers) == (0, 1)
+    written_over = device.begin(8)
+    assert (device.waits, device.waits_of_readers) == (0, 1)
+    device.begin(8)
+    assert (device.waits, device.waits_of_readers) == (1, 1)
+    for frame in (read_before, written_over):
+        device.result(frame)
+    assert (device.waits, device.waits_of_readers) == (1, 1)
 
 
 def test_a_frame_that_nobody_asks_for_is_written_over_only_when_it_is_done(device: Device) -> None:
@@ -266,7 +281,7 @@ def test_rows_that_may_still_be_written_are_nobody_elses_and_a_ring_full_of_them
     assert device.begin(2) == 0
     device.write_all(stuck, 50)  # late
     device.set_progress(FINISHED)
-    assert device.begin(2) == 0 and device.polls == polls
+    assert device.begin(2) == 0 and device.polls == polls and device.waits == 1
     device.write_all(other, 30)
     assert device.result(other) == ([30, 31, 32], "")
     assert device.result(stuck) == ([-1] * 5, "the device did not answer in time"), "the same result each time"

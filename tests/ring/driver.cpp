@@ -78,11 +78,12 @@ void frame_write(FakeDevice* device, long frame, long i, unsigned long value) {
 // Waits; values[i] is what row i was written with, -1 if it is missing. Returns whether it had to wait.
 int frame_result(FakeDevice* device, long frame, long* values, char* failure, long failure_size) {
   const auto f = device->frame(frame);
-  const Frame::Result& result = f->result(device->ring->limit());
+  uint64_t waits = 0;
+  const Frame::Result& result = f->result(device->ring->limit(), waits);
   for (size_t i = 0; i < result.rows.size(); ++i) {
     values[i] = result.rows[i].first ? static_cast<long>(result.rows[i].second.numel) : -1;
   }
   strncpy(failure, result.failure.c_str(), failure_size - 1);
-  return result.waited;
+  return static_cast<int>(waits);
 }
 }
