@@ -335,6 +335,13 @@ MUTANTS = [
         "before_a_capture_that_has_failed",
     ),
     Mutant(
+        "one row of a replayed reading costs what all do",
+        "reading.cpp",
+        "  return found(i);\n",
+        "  for (size_t other = 0; other < entries_.size(); ++other) found(other);\n  return found(i);\n",
+        "without_the_others",
+    ),
+    Mutant(
         "a default stream that a capture is in the way of loses what it runs",
         "cuda/stream.cpp",
         " || error == cudaErrorStreamCaptureImplicit",
@@ -351,15 +358,15 @@ MUTANTS = [
     Mutant(
         "a replay counts when the last device has written its rows",
         "reading.cpp",
-        "replays.count = std::min(replays.count, part.rows->replays());",
-        "replays.count = part.rows->replays();",
+        "replays.count = std::min(replays.count, rows->replays());",
+        "replays.count = rows->replays();",
         "every_device_in_it",
     ),
     Mutant(
         "a replay counts when the first device has written its rows",
         "reading.cpp",
-        "replays.count = std::min(replays.count, part.rows->replays());",
-        "if (replays.count == ~uint64_t{0}) replays.count = part.rows->replays();",
+        "replays.count = std::min(replays.count, rows->replays());",
+        "if (replays.count == ~uint64_t{0}) replays.count = rows->replays();",
         "every_device_in_it",
     ),
     Mutant(
@@ -497,8 +504,8 @@ MUTANTS = [
     Mutant(
         "a reading that two threads ask",
         "reading.cpp",
-        "  const std::lock_guard<std::mutex> lock(mutex_);\n  fetch(limit);\n  return entries_;",
-        "  fetch(limit);\n  return entries_;",
+        "  const std::lock_guard<std::mutex> lock(mutex_);\n  fetch(limit);\n  std::vector",
+        "  fetch(limit);\n  std::vector",
         "races",
     ),
 ]

@@ -91,7 +91,7 @@ void Recorder::launch(const std::vector<Source>& sources, Reading& reading) {
       const uint64_t launches = launch_on(stream, list, *graph, rows.get(), kNextStamp);
       reading.add(
           std::make_shared<ReplayedRows>(rows, list.size(), graph->graph_is_gone(), poll_of_current_stream(device)),
-          std::move(entries), launches);
+          entries, launches);
       continue;
     }
     const std::shared_ptr<Frame> frame = begin_frame(list.size(), poll_of(stream), reading);
