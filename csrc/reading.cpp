@@ -7,19 +7,21 @@ namespace overflowstat {
 bool Reading::ready() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return false;  // somebody waits for it just now
-  return std::all_of(awaited_.begin(), awaited_.end(), [](const auto& part) { return part.rows->ready(); });
+  return std::all_of(awaited_.begin(), awaited_.end(), [](const auto& part) { return part.frame->ready(); });
 }
 
 std::vector<Reading::Entry> Reading::rows(std::chrono::nanoseconds limit) {
   const std::lock_guard<std::mutex> lock(mutex_);
   fetch(limit);
-  return entries_;
+  std::vector<Entry> all;
+  for (size_t i = 0; i < entries_.size(); ++i) all.push_back(found(i));
+  return all;
 }
 
 Reading::Entry Reading::entry(size_t i, std::chrono::nanoseconds limit) {
   const std::lock_guard<std::mutex> lock(mutex_);
   fetch(limit);
-  return entries_[i];
+  return found(i);
 }
 
 bool Reading::is_replayed() {
@@ -29,8 +31,9 @@ bool Reading::is_replayed() {
 
 void Reading::fetch(std::chrono::nanoseconds limit) {
   for (const auto& [frame, entries] : awaited_) {
-    const Frame::Result& result = frame->result(limit);
-    waits_ += result.waited;
+    uint64_t waits = 0;
+    const Frame::Result& result = frame->result(limit, waits);
+    waits_ += waits;
     for (size_t i = 0; i < entries.size(); ++i) {
       Entry& entry = entries_[entries[i]];
       const auto& [arrived, row] = result.rows[i];
@@ -42,24 +45,29 @@ void Reading::fetch(std::chrono::nanoseconds limit) {
     }
   }
   awaited_.clear();
-  for (const auto& [rows, entries] : replayed_) {
-    const bool there = rows->replays() > 0;
-    for (size_t i = 0; i < entries.size(); ++i) {
-      entries_[entries[i]].row = rows->row(i);
-      entries_[entries[i]].missing = there ? "" : "the CUDA graph that reads it has not been replayed";
-    }
+}
+
+Reading::Entry Reading::found(size_t i) const {
+  Entry entry = entries_[i];
+  if (replayed_places_.empty() || replayed_places_[i].rows == nullptr) return entry;
+  const auto& [rows, place] = replayed_places_[i];
+  if (rows->is_written(place)) {
+    entry.row = rows->row(place);
+  } else {
+    entry.missing = "the CUDA graph that reads it has not been replayed";
   }
+  return entry;
 }
 
 std::optional<Reading::Replays> Reading::replays(std::chrono::nanoseconds limit) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (replayed_.empty()) return std::nullopt;
   Replays replays{~uint64_t{0}, false, ""};
-  for (const auto& part : replayed_) {
-    const bool over = part.rows->graph_is_gone();  // before the count, so that none comes after it
-    Wait wait = part.rows->wait(limit);
+  for (const auto& rows : replayed_) {
+    const bool over = rows->graph_is_gone();  // before the count, so that none comes after it
+    Wait wait = rows->wait(limit);
     if (!wait.failure.empty()) replays.failure = std::move(wait.failure);
-    replays.count = std::min(replays.count, part.rows->replays());
+    replays.count = std::min(replays.count, rows->replays());
     replays.over = replays.over || over;
   }
   return replays;

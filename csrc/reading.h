@@ -37,9 +37,11 @@ class Reading {
     launches_ += launches;
     awaited_.push_back({std::move(frame), std::move(entries)});
   }
-  void add(std::shared_ptr<ReplayedRows> rows, std::vector<size_t> entries, uint64_t launches) {
+  void add(std::shared_ptr<ReplayedRows> rows, const std::vector<size_t>& entries, uint64_t launches) {
     launches_ += launches;
-    replayed_.push_back({std::move(rows), std::move(entries)});
+    replayed_places_.resize(entries_.size());
+    for (size_t i = 0; i < entries.size(); ++i) replayed_places_[entries[i]] = {rows.get(), i};
+    replayed_.push_back(std::move(rows));
   }
 
   // Whether rows() would not wait.
@@ -47,7 +49,7 @@ class Reading {
   // All entries; waits for those on a device until `limit` after they were launched. Those inside a CUDA graph are what
   // its last replay left, without a wait.
   std::vector<Entry> rows(std::chrono::nanoseconds limit);
-  // One of these entries.
+  // One of these entries. Where they are all there it costs the same however many they are.
   Entry entry(size_t i, std::chrono::nanoseconds limit);
 
   struct Replays {
@@ -70,16 +72,21 @@ class Reading {
 
  private:
   void fetch(std::chrono::nanoseconds limit);
+  Entry found(size_t i) const;
 
-  template <class Rows>
-  struct Part {
-    std::shared_ptr<Rows> rows;
+  struct Awaited {
+    std::shared_ptr<Frame> frame;
     std::vector<size_t> entries;
+  };
+  struct ReplayedPlace {
+    const ReplayedRows* rows = nullptr;
+    size_t i = 0;
   };
   std::mutex mutex_;
   std::vector<Entry> entries_;
-  std::vector<Part<Frame>> awaited_;
-  std::vector<Part<ReplayedRows>> replayed_;
+  std::vector<Awaited> awaited_;
+  std::vector<std::shared_ptr<ReplayedRows>> replayed_;
+  std::vector<ReplayedPlace> replayed_places_;  // of each entry; none at all outside of a graph
   uint64_t launches_ = 0;
   std::atomic<uint64_t> waits_{0};
 };

@@ -24,6 +24,8 @@ class ReplayedRows {
       : rows_(std::move(rows)), count_(count), graph_is_gone_(std::move(graph_is_gone)), poll_(std::move(poll)) {}
 
   size_t count() const { return count_; }
+  // Whether a replay has written it.
+  bool is_written(size_t i) const { return stamp(i) > 0; }
   // As the last replay left it; to be read while none is running.
   const StatsRow& row(size_t i) const { return rows_.get()[i].row; }
 
@@ -35,9 +37,7 @@ class ReplayedRows {
   // How many replays have written all the rows.
   uint64_t replays() const {
     uint64_t fewest = ~uint64_t{0};
-    for (size_t i = 0; i < count_; ++i) {
-      fewest = std::min(fewest, __atomic_load_n(&rows_.get()[i].stamp, __ATOMIC_ACQUIRE));
-    }
+    for (size_t i = 0; i < count_; ++i) fewest = std::min(fewest, stamp(i));
     return fewest;
   }
 
@@ -45,6 +45,8 @@ class ReplayedRows {
   bool graph_is_gone() const { return *graph_is_gone_; }
 
  private:
+  uint64_t stamp(size_t i) const { return __atomic_load_n(&rows_.get()[i].stamp, __ATOMIC_ACQUIRE); }
+
   const std::shared_ptr<StampedRow> rows_;
   const size_t count_;
   const std::shared_ptr<const std::atomic<bool>> graph_is_gone_;

@@ -44,15 +44,15 @@ class Frame {
     std::vector<std::pair<bool, StatsRow>> rows;  // (whether it arrived, row)
     std::string failure;                          // why some are missing, empty if none is
     bool timed_out = false;                       // they may still be written
-    bool waited = false;
   };
 
   // Waits until ready, but not beyond `limit` after the frame was begun: so that many frames of a device that does not
-  // answer take no longer than one. Its rows in the ring are free for others afterwards. The same result each time.
-  const Result& result(std::chrono::nanoseconds limit) {
+  // answer take no longer than one. Its rows in the ring are free for others afterwards. The same result each time;
+  // `waits` is one more if this call had to wait.
+  const Result& result(std::chrono::nanoseconds limit, uint64_t& waits) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!retired_) {
-      wait(limit);
+      waits += wait(limit);
       for (size_t i = 0; i < count_; ++i) {
         const bool there = has_arrived(i);
         result_.rows.emplace_back(there, there ? rows_[i].row : StatsRow{});
@@ -71,14 +71,15 @@ class Frame {
     return arrived_ == count_;
   }
 
-  void wait(std::chrono::nanoseconds limit) {
+  // Whether there was something to wait for.
+  bool wait(std::chrono::nanoseconds limit) {
     const auto left = std::max(std::chrono::nanoseconds::zero(), limit - (Clock::now() - begun_));
     Wait wait = wait_until([this] { return all_arrived(); }, poll_, left);
-    result_.waited = wait.waited;
     result_.timed_out = wait.timed_out;
     // A device that has come to an end wrote its rows before: only now is a missing one known to be missing.
-    if (all_arrived()) return;
+    if (all_arrived()) return wait.waited;
     result_.failure = wait.failure.empty() ? "the device finished without writing its rows" : std::move(wait.failure);
+    return wait.waited;
   }
 
   using Clock = std::chrono::steady_clock;
@@ -113,17 +114,16 @@ class Ring {
   }
 
   // A frame of 1 to capacity() rows side by side. Where there is no room the oldest frame is waited for and keeps what
-  // it got itself: none is dropped. Throws std::runtime_error if that frame's device does not answer, since its rows
-  // could then be written at any time: such a ring gives no more frames.
+  // it got itself: none is dropped. Null if that frame's rows do not come in time, since they could then be written at
+  // any time: this ring has no more room, and says so from then on without a wait.
   std::shared_ptr<Frame> begin(size_t count, Poll poll) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (count == 0 || count > capacity_) throw std::invalid_argument("a frame has 1 to capacity rows");
     uint64_t position = end_;
     if (position % capacity_ + count > capacity_) position += capacity_ - position % capacity_;
     while (!frames_.empty() && position + count - frames_.front().position > capacity_) {
-      const Frame::Result& oldest = frames_.front().frame->result(limit_);
-      waits_ += oldest.waited;
-      if (oldest.timed_out) throw std::runtime_error("a full ring of rows: " + oldest.failure);
+      const Frame::Result& oldest = frames_.front().frame->result(limit_, waits_);
+      if (oldest.timed_out) return nullptr;
       frames_.pop_front();
     }
     end_ = position + count;

@@ -134,12 +134,13 @@ class FakeCuda:
             "recorder_delete": [pointer],
             "reading_delete": [pointer],
             "reading_ready": [pointer],
-            "reading_rows": [pointer, ctypes.c_double, pointer],
+            "reading_rows": [pointer, ctypes.c_double, pointer, long, ctypes.c_int],
             "reading_replays": [pointer, ctypes.c_double, pointer],
         }
         for name, types in arguments.items():
             getattr(self.library, name).argtypes = types
         self._memory: list[object] = []  # what devices may still read
+        self._blocking = 64  # streams up to this one are torch's, or have been given out
 
     def reset(self, order: int = 0) -> None:
         """All work done, graphs gone. `order` is the seed of the order in which streams take turns from now on."""
@@ -217,6 +218,11 @@ class FakeCuda:
 
     def new_stream(self, device: int = 0) -> Stream:
         return Stream(device, self.library.pooled_stream(device))
+
+    def new_blocking_stream(self, device: int = 0) -> Stream:
+        """Not one of torch's: the default stream waits for it, and cannot be used while it is captured."""
+        self._blocking += 1
+        return Stream(device, self._blocking)
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -303,17 +309,17 @@ class FakeReading:
     def ready(self) -> bool:
         return bool(self._machine.library.reading_ready(self._handle))
 
-    def raw_rows(self, limit: float = 20.0) -> tuple[list[Row], list[str]]:
+    def raw_rows(self, limit: float = 20.0, one_by_one: bool = False) -> tuple[list[Row], list[str]]:
         """The rows, and why each is missing, "" where it is not. Raises RuntimeError if the C++ code throws."""
         rows = (Row * len(self._tensors))()
-        missing = self._machine.library.reading_rows(self._handle, limit, rows)
+        missing = self._machine.library.reading_rows(self._handle, limit, rows, len(rows), one_by_one)
         if missing is None:
             raise RuntimeError(self._machine.library.get_text().decode())
         return list(rows), missing.decode().split("\n")[:-1]
 
-    def rows(self, limit: float = 20.0) -> list[ExpectedRow | str]:
+    def rows(self, limit: float = 20.0, one_by_one: bool = False) -> list[ExpectedRow | str]:
         """What each tensor's row says, or why there is none."""
-        rows, missing = self.raw_rows(limit)
+        rows, missing = self.raw_rows(limit, one_by_one)
         values: list[ExpectedRow | str] = []
         for tensor, row, reason in zip(self._tensors, rows, missing, strict=True):
             repeat = tensor.numel() // row.numel if row.numel else 1

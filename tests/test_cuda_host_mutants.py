@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ ADDRESS = Build(flags=("-O1", "-fsanitize=address,undefined", "-fno-sanitize-rec
 # With kernels of one thread a block: what those of the real ones do to each other is test_cuda_sanitizers.py's.
 THREAD = Build(flags=("-O1", "-fsanitize=thread", "-Wno-tsan"), driver="races.cpp", program=True)
 PYTEST_OPTIONS = ["-q", "-x", "--noconftest", "-p", "no:cacheprovider"]
-TESTS_OF_THE_HOST_SIDE = str(TESTS / "test_cuda_host.py")
+TESTS_OF_THE_HOST_SIDE, TESTS_OF_THE_RING = TESTS / "test_cuda_host.py", TESTS / "test_ring.py"
 SIMPLE_PASS = {"cuda/reduce.cuh": (FOLDER / "simple_pass.cuh").read_text()}
 
 
@@ -33,23 +34,51 @@ fork_server = multiprocessing.get_context("forkserver")
 fork_server.set_forkserver_preload(["fake_cuda", "pytest"])
 
 
-def run_tests(library: Path, chosen: str, output: Path) -> int | None:
-    """Runs tests of test_cuda_host.py; the exit status, below 0 for a signal, or None if they take too long."""
-    child = fork_server.Process(target=become_pytest, args=(library, chosen, output))
+@dataclass(frozen=True)
+class Outcome:
+    status: int | None  # of the process: below 0 for a signal, None if it took too long
+    began: bool  # a test was set up, so that what came then is its doing
+    failed: bool  # one that had been set up, in itself or by the faults that were found after it
+    output: str
+
+    @property
+    def caught(self) -> bool:
+        """By a test that fails, or that dies in code which is that broken; not by one that cannot even be set up."""
+        return self.failed if self.status == 1 else self.began and self.status is not None and self.status < 0
+
+
+def run_tests(environment: str, under_test: Path, tests: Path, chosen: str, folder: Path) -> Outcome:
+    """Runs the tests of a file whose names have `chosen` in them, with the variable that tells them what to test."""
+    output, began, failed = (folder / name for name in ("output", "began", "failed"))
+    child = fork_server.Process(target=become_pytest, args=(environment, under_test, tests, chosen, folder))
     child.start()
     child.join(120)
-    if child.is_alive():
+    status = child.exitcode
+    if status is None:
         child.kill()
-        return None
-    return child.exitcode
+    return Outcome(status, began.exists(), failed.exists(), output.read_text() if output.exists() else "")
 
 
-def become_pytest(library: Path, chosen: str, output: Path) -> None:
-    with output.open("wb") as file:
+def become_pytest(environment: str, under_test: Path, tests: Path, chosen: str, folder: Path) -> None:
+    with (folder / "output").open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    os.environ["OVERFLOWSTAT_CUDA_HOST"] = str(library)
-    os._exit(pytest.main([*PYTEST_OPTIONS, "-k", chosen, TESTS_OF_THE_HOST_SIDE]))
+    os.environ[environment] = str(under_test)
+    os._exit(pytest.main([*PYTEST_OPTIONS, "-k", chosen, str(tests)], plugins=[Witness(folder)]))
+
+
+class Witness:
+    """Leaves files that say what became of tests, also where the process then dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def pytest_runtest_call(self) -> None:
+        (self.folder / "began").touch()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and report.when != "setup":
+            (self.folder / "failed").touch()
 
 
 def run_races(program: Path) -> subprocess.CompletedProcess[str]:
@@ -68,7 +97,7 @@ def test_no_memory_is_used_that_is_gone() -> None:
         "LD_PRELOAD": ":".join(runtime.strip() for runtime in runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",
     }
-    command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, TESTS_OF_THE_HOST_SIDE]
+    command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, str(TESTS_OF_THE_HOST_SIDE)]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
@@ -85,6 +114,7 @@ class Mutant:
     old: str
     new: str
     caught_by: str  # part of a test's name, or "races"
+    tests: Path = TESTS_OF_THE_HOST_SIDE
 
 
 MUTANTS = [
@@ -94,6 +124,43 @@ MUTANTS = [
     ),
     Mutant(
         "an outgrown ring is freed", "cuda/recorder.cpp", "ring_.release();", "ring_.reset();", "longer_than_the_ring"
+    ),
+    Mutant(
+        "a ring that a device is stuck in is freed",
+        "cuda/recorder.cpp",
+        "ring_.release();",
+        "ring_.reset();",
+        "stuck_refuses_no_launch",
+    ),
+    Mutant(
+        "a ring that a device is stuck in is kept",
+        "cuda/recorder.cpp",
+        "    if (frame) return frame;\n",
+        '    if (!frame) throw std::runtime_error("the device did not answer in time");\n    return frame;\n',
+        "stuck_refuses_no_launch",
+    ),
+    Mutant(
+        "rows that may still be written are given to others",
+        "ring.h",
+        "if (oldest.timed_out) return nullptr;",
+        "static_cast<void>(oldest);",
+        "stuck_refuses_no_launch",
+    ),
+    Mutant(
+        "rows that may still be written are given to others, of the ring alone",
+        "ring.h",
+        "if (oldest.timed_out) return nullptr;",
+        "static_cast<void>(oldest);",
+        "nobody_elses",
+        TESTS_OF_THE_RING,
+    ),
+    Mutant(
+        "a wait is counted again for each who asks",
+        "ring.h",
+        "    return result_;\n",
+        "    waits += !result_.failure.empty();\n    return result_;\n",
+        "counted_once",
+        TESTS_OF_THE_RING,
     ),
     Mutant(
         "a frame that failed takes the rows with it that came",
@@ -186,9 +253,58 @@ MUTANTS = [
     Mutant(
         "a refused launch leaves its error to others",
         "cuda/reduce.cu",
-        "  if (error != cudaSuccess) cudaGetLastError();  // ours",
-        "  // ours",
+        "return taken(error);",
+        "return error;",
         "refused_launch_says_so",
+    ),
+    Mutant(
+        "a query leaves its error to others",
+        "cuda/reduce.cu",
+        "return taken(cudaStreamQuery(stream));",
+        "return cudaStreamQuery(stream);",
+        "ends_with_an_error_says_so",
+    ),
+    Mutant(
+        "a question about a capture leaves its error to others",
+        "cuda/stream.cpp",
+        "taken(cudaStreamGetCaptureInfo(stream.stream(), &status, &id, &graph))",
+        "cudaStreamGetCaptureInfo(stream.stream(), &status, &id, &graph)",
+        "question_that_is_not_answered",
+    ),
+    Mutant(
+        "pinned memory that is not there leaves its error to others",
+        "cuda/memory.cpp",
+        "taken(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable))",
+        "cudaHostAlloc(&memory, bytes, cudaHostAllocPortable)",
+        "memory_that_is_not_there",
+    ),
+    Mutant(
+        "pinned memory that cannot be freed leaves its error to others",
+        "cuda/memory.cpp",
+        "taken(cudaFreeHost(data_))",
+        "cudaFreeHost(data_)",
+        "cannot_be_freed",
+    ),
+    Mutant(
+        "an owner that cannot be made leaves its error to others",
+        "cuda/graph.cpp",
+        "taken(cudaUserObjectCreate(&object, holder.get(), release, 1, cudaUserObjectNoDestructorSync))",
+        "cudaUserObjectCreate(&object, holder.get(), release, 1, cudaUserObjectNoDestructorSync)",
+        "cannot_own_memory",
+    ),
+    Mutant(
+        "a graph that takes no owner leaves its error to others",
+        "cuda/graph.cpp",
+        "taken(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove))",
+        "cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove)",
+        "cannot_own_memory",
+    ),
+    Mutant(
+        "an owner that does not go leaves its error to others",
+        "cuda/graph.cpp",
+        "taken(cudaUserObjectRelease(object, 1))",
+        "cudaUserObjectRelease(object, 1)",
+        "cannot_own_memory",
     ),
     Mutant(
         "a device that has failed makes the wait throw",
@@ -217,6 +333,41 @@ MUTANTS = [
         "return error == cudaErrorStreamCaptureInvalidated || ",
         "return ",
         "before_a_capture_that_has_failed",
+    ),
+    Mutant(
+        "one row of a replayed reading costs what all do",
+        "reading.cpp",
+        "  return found(i);\n",
+        "  for (size_t other = 0; other < entries_.size(); ++other) found(other);\n  return found(i);\n",
+        "without_the_others",
+    ),
+    Mutant(
+        "a default stream that a capture is in the way of loses what it runs",
+        "cuda/stream.cpp",
+        " || error == cudaErrorStreamCaptureImplicit",
+        "",
+        "while_a_stream_that_blocks_it",
+    ),
+    Mutant(
+        "a replay counts when it has written the first row",
+        "replayed_rows.h",
+        "for (size_t i = 0; i < count_; ++i)",
+        "for (size_t i = 0; i < 1; ++i)",
+        "every_row_of_a_reading",
+    ),
+    Mutant(
+        "a replay counts when the last device has written its rows",
+        "reading.cpp",
+        "replays.count = std::min(replays.count, rows->replays());",
+        "replays.count = rows->replays();",
+        "every_device_in_it",
+    ),
+    Mutant(
+        "a replay counts when the first device has written its rows",
+        "reading.cpp",
+        "replays.count = std::min(replays.count, rows->replays());",
+        "if (replays.count == ~uint64_t{0}) replays.count = rows->replays();",
+        "every_device_in_it",
     ),
     Mutant(
         "a query without the relaxed mode",
@@ -251,7 +402,7 @@ MUTANTS = [
         "a captured launch takes rows of the ring",
         "cuda/recorder.cpp",
         "const std::shared_ptr<StampedRow> rows = graph->rows(list.size());",
-        "const std::shared_ptr<StampedRow> rows(ring_for(list.size()).begin(list.size(), poll_of(stream))->rows(), "
+        "const std::shared_ptr<StampedRow> rows(begin_frame(list.size(), poll_of(stream), reading)->rows(), "
         "[](StampedRow*) {});",
         "ring_is_not_touched",
     ),
@@ -353,8 +504,8 @@ MUTANTS = [
     Mutant(
         "a reading that two threads ask",
         "reading.cpp",
-        "  const std::lock_guard<std::mutex> lock(mutex_);\n  fetch(limit);\n  return entries_;",
-        "  fetch(limit);\n  return entries_;",
+        "  const std::lock_guard<std::mutex> lock(mutex_);\n  fetch(limit);\n  std::vector",
+        "  fetch(limit);\n  std::vector",
         "races",
     ),
 ]
@@ -370,9 +521,33 @@ def test_a_broken_host_side_is_caught(tmp_path: Path, mutant: Mutant) -> None:
         done = run_races(program)
         assert "ThreadSanitizer: data race" in done.stderr, f"not caught: {done.returncode}"
         return
-    library = PLAIN.compile(changed(tmp_path / "csrc", changes), tmp_path)
-    status = run_tests(library, mutant.caught_by, tmp_path / "output")
-    output = (tmp_path / "output").read_text()
-    # By a test that fails, or that dies in code which is that broken.
-    caught = status is not None and ((status == 1 and mutant.caught_by in output) or status < 0)
-    assert caught, f"not caught, exit {status}: {output[-3000:]}"
+    csrc = changed(tmp_path / "csrc", changes)
+    if mutant.tests == TESTS_OF_THE_RING:
+        outcome = run_tests("OVERFLOWSTAT_CSRC", csrc, mutant.tests, mutant.caught_by, tmp_path)
+    else:
+        library = PLAIN.compile(csrc, tmp_path)
+        outcome = run_tests("OVERFLOWSTAT_CUDA_HOST", library, mutant.tests, mutant.caught_by, tmp_path)
+    assert outcome.caught, f"not caught, exit {outcome.status}: {outcome.output[-3000:]}"
+
+
+@pytest.mark.parametrize("broken", ["is not there", "is none", "dies when it is loaded"])
+def test_a_library_that_cannot_be_tested_is_not_taken_for_a_mutant_that_is_caught(tmp_path: Path, broken: str) -> None:
+    library = tmp_path / "host.so"
+    if broken == "is none":
+        library.write_text("not a library")
+    elif broken == "dies when it is loaded":
+        source = tmp_path / "dies.cpp"
+        source.write_text("#include <cstdlib>\n[[gnu::constructor]] static void die() { abort(); }\n")
+        subprocess.run([str(compiler()), "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    outcome = run_tests("OVERFLOWSTAT_CUDA_HOST", library, TESTS_OF_THE_HOST_SIDE, "ready_never_asks", tmp_path)
+    assert outcome.status == (-signal.SIGABRT if "dies" in broken else 1), outcome.output
+    assert not outcome.began and not outcome.caught
+
+
+def test_a_library_that_is_sound_or_a_test_that_is_not_there_catches_nothing(tmp_path: Path) -> None:
+    library = PLAIN.compile()
+    for chosen, status in (("ready_never_asks", 0), ("no_such_test", 5)):
+        folder = tmp_path / chosen
+        folder.mkdir()
+        outcome = run_tests("OVERFLOWSTAT_CUDA_HOST", library, TESTS_OF_THE_HOST_SIDE, chosen, folder)
+        assert outcome.status == status and outcome.began == (status == 0) and not outcome.caught

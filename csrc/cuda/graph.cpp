@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "../progress.h"
+#include "error.h"
 
 namespace overflowstat::cuda {
 namespace {
@@ -74,13 +75,13 @@ at::Tensor outside_of_the_capture(at::Device device, std::chrono::nanoseconds li
 
 // Makes the graph an owner.
 void give(cudaGraph_t graph, std::unique_ptr<Leavings::Holder> holder, cudaHostFn_t release) {
+  constexpr char kDoing[] = "making memory a CUDA graph's own";
   cudaUserObject_t object = nullptr;
-  check(cudaUserObjectCreate(&object, holder.get(), release, 1, cudaUserObjectNoDestructorSync),
-        "making memory a CUDA graph's own");
+  check(taken(cudaUserObjectCreate(&object, holder.get(), release, 1, cudaUserObjectNoDestructorSync)), kDoing);
   holder.release();
-  const cudaError_t error = cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
-  if (error != cudaSuccess) cudaUserObjectRelease(object, 1);
-  check(error, "making memory a CUDA graph's own");
+  const cudaError_t error = taken(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
+  if (error != cudaSuccess) taken(cudaUserObjectRelease(object, 1));
+  check(error, kDoing);
 }
 
 }  // namespace

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "error.h"
+
 namespace overflowstat::cuda {
 namespace {
 
@@ -48,16 +50,13 @@ PinnedRows::PinnedRows(size_t count) : count_(count) {
   const c10::cuda::CUDAStreamCaptureModeGuard allowed_anywhere(cudaStreamCaptureModeRelaxed);
   const size_t bytes = count * sizeof(StampedRow);
   void* memory = nullptr;
-  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
-  if (error != cudaSuccess) {
-    cudaGetLastError();
-    throw_no_memory("pinned", bytes, std::to_string(count) + " rows", words(error));
-  }
+  const cudaError_t error = taken(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable));
+  if (error != cudaSuccess) throw_no_memory("pinned", bytes, std::to_string(count) + " rows", words(error));
   data_ = static_cast<StampedRow*>(memory);
   std::fill_n(data_, count, StampedRow{});
 }
 
-PinnedRows::~PinnedRows() { cudaFreeHost(data_); }
+PinnedRows::~PinnedRows() { taken(cudaFreeHost(data_)); }
 
 at::Tensor make_workspace(size_t tensors, at::Device device) {
   return allocated("device", workspace_bytes(tensors), "the rows of " + std::to_string(tensors) + " tensors",

@@ -58,14 +58,19 @@ uint64_t launch_on(const c10::cuda::CUDAStream& stream, const std::vector<const 
 
 }  // namespace
 
-Ring& Recorder::ring_for(size_t rows) {
-  if (!ring_ || 2 * rows > ring_->ring.capacity()) {
-    auto larger = std::make_unique<PinnedRing>(std::max(rows_, 2 * rows), limit_);
-    // An outgrown ring lives as long as the frames that are in it, which nobody can tell: it is left to them.
-    ring_.release();
-    ring_ = std::move(larger);
+std::shared_ptr<Frame> Recorder::begin_frame(size_t rows, const Poll& poll, Reading& reading) {
+  if (ring_ && 2 * rows <= ring_->ring.capacity()) {
+    const uint64_t waits_before = ring_->ring.waits();
+    auto frame = ring_->ring.begin(rows, poll);
+    reading.count_waits(ring_->ring.waits() - waits_before);
+    if (frame) return frame;
   }
-  return ring_->ring;
+  auto next = std::make_unique<PinnedRing>(std::max(rows_, 2 * rows), limit_);
+  // An outgrown ring, or one that a device is stuck in, lives as long as the frames that are in it, which nobody can
+  // tell: it is left to them. A ring cannot be found stuck before `limit` is over, so that these stay few.
+  ring_.release();
+  ring_ = std::move(next);
+  return ring_->ring.begin(rows, poll);
 }
 
 void Recorder::launch(const std::vector<Source>& sources, Reading& reading) {
@@ -86,13 +91,10 @@ void Recorder::launch(const std::vector<Source>& sources, Reading& reading) {
       const uint64_t launches = launch_on(stream, list, *graph, rows.get(), kNextStamp);
       reading.add(
           std::make_shared<ReplayedRows>(rows, list.size(), graph->graph_is_gone(), poll_of_current_stream(device)),
-          std::move(entries), launches);
+          entries, launches);
       continue;
     }
-    Ring& ring = ring_for(list.size());
-    const uint64_t waits_before = ring.waits();
-    const std::shared_ptr<Frame> frame = ring.begin(list.size(), poll_of(stream));
-    reading.count_waits(ring.waits() - waits_before);
+    const std::shared_ptr<Frame> frame = begin_frame(list.size(), poll_of(stream), reading);
     const StreamKey key = key_of(stream);
     uint64_t launches = 0;
     try {

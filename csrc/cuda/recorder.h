@@ -33,7 +33,8 @@ constexpr size_t kRingRows = 16384;
 class Recorder {
  public:
   // `rows` of a ring, or more where a list is longer than half of them. Where it is full the oldest frame is waited
-  // for; no wait in here is longer than `limit`.
+  // for, and where that does not come in time there is a new ring: no device is refused because another does not
+  // answer. No wait in here is longer than `limit`.
   explicit Recorder(size_t rows = kRingRows, std::chrono::nanoseconds limit = kLongestWait)
       : rows_(rows), limit_(limit) {}
 
@@ -51,7 +52,8 @@ class Recorder {
     PinnedRows memory;
     Ring ring;
   };
-  Ring& ring_for(size_t rows);
+  // Waits that it took are added to the reading's.
+  std::shared_ptr<Frame> begin_frame(size_t rows, const Poll& poll, Reading& reading);
 
   const size_t rows_;
   const std::chrono::nanoseconds limit_;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "error.h"
 #include "reduce.cuh"
 #include "reduce.h"
 
@@ -44,8 +45,7 @@ cudaError_t launch(uint64_t parts, Stream stream, const Arguments&... arguments)
     config.stream = stream;
     error = cudaLaunchKernelEx(&config, kKernel, arguments...);
   }
-  if (error != cudaSuccess) cudaGetLastError();  // ours to report: another library's next check must not find it
-  return error;
+  return taken(error);
 }
 
 }  // namespace
@@ -75,11 +75,7 @@ Error launch_strided(const StridedTensor& tensor, void* workspace, StampedRow* r
 
 const Error kNotReady = cudaErrorNotReady;
 
-Error query(Stream stream) {
-  const cudaError_t error = cudaStreamQuery(stream);
-  if (error != cudaSuccess) cudaGetLastError();  // as above; "not ready" is among what CUDA keeps
-  return error;
-}
+Error query(Stream stream) { return taken(cudaStreamQuery(stream)); }  // "not ready" is among what CUDA keeps
 const char* error_name(Error error) { return cudaGetErrorName(static_cast<cudaError_t>(error)); }
 const char* error_text(Error error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 

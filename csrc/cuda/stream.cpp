@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "error.h"
 #include "memory.h"
 
 namespace overflowstat::cuda {
@@ -16,14 +17,11 @@ CaptureState capture_state(const c10::cuda::CUDAStream& stream) {
   unsigned long long id = 0;
   cudaGraph_t graph = nullptr;
 #if CUDART_VERSION >= 13000
-  const cudaError_t error = cudaStreamGetCaptureInfo(stream.stream(), &status, &id, &graph);
+  const cudaError_t error = taken(cudaStreamGetCaptureInfo(stream.stream(), &status, &id, &graph));
 #else  // where that name is an older function's
-  const cudaError_t error = cudaStreamGetCaptureInfo_v2(stream.stream(), &status, &id, &graph);
+  const cudaError_t error = taken(cudaStreamGetCaptureInfo_v2(stream.stream(), &status, &id, &graph));
 #endif
-  if (error != cudaSuccess) {
-    cudaGetLastError();
-    return {error, std::nullopt};
-  }
+  if (error != cudaSuccess) return {error, std::nullopt};
   switch (status) {
     case cudaStreamCaptureStatusNone: return {cudaSuccess, std::nullopt};
     case cudaStreamCaptureStatusInvalidated: return {cudaErrorStreamCaptureInvalidated, std::nullopt};

@@ -135,11 +135,13 @@ std::shared_ptr<Reading>* recorder_launch(Recorder* recorder, const Tensor* tens
 void reading_delete(std::shared_ptr<Reading>* reading) { delete reading; }
 int reading_ready(std::shared_ptr<Reading>* reading) { return (*reading)->ready(); }
 
-// The text has a line for each row: why it is missing, or nothing. Null, with another text, if it throws.
-const char* reading_rows(std::shared_ptr<Reading>* reading, double limit, StatsRow* rows) {
+// All of `count`, or one entry after the other. The text has a line for each row: why it is missing, or nothing. Null,
+// with another text, if it throws.
+const char* reading_rows(std::shared_ptr<Reading>* reading, double limit, StatsRow* rows, long count, int one_by_one) {
   std::vector<Reading::Entry> entries;
   try {
-    entries = (*reading)->rows(from_seconds(limit));
+    if (!one_by_one) entries = (*reading)->rows(from_seconds(limit));
+    for (long i = 0; one_by_one && i < count; ++i) entries.push_back((*reading)->entry(i, from_seconds(limit)));
   } catch (const std::exception& error) {
     text = error.what();
     return nullptr;

@@ -188,7 +188,20 @@ bool is_there(const void* start, size_t bytes, int device) {
   return block->second.second == device && address + bytes <= block->first + block->second.first;
 }
 
+// The capture that a default stream would have to wait for, or null.
+Capture* in_the_way_of(const CUstream_st* stream) {
+  if (stream->id != 0) return nullptr;
+  for (auto& [key, other] : machine().streams) {
+    if (key.first == stream->device && key.second > kStreamsOfTorch && other->capture) return other->capture.get();
+  }
+  return nullptr;
+}
+
 cudaError_t add(Lock&, CUstream_st* stream, Work work) {
+  if (Capture* capture = in_the_way_of(stream)) {
+    invalidate(*capture, work.kind + " on the default stream");
+    return remembered(cudaErrorStreamCaptureImplicit);
+  }
   auto shared = std::make_shared<Work>(std::move(work));
   if (stream->capture) {
     if (stream->capture->invalid) return remembered(cudaErrorStreamCaptureInvalidated);
@@ -424,6 +437,10 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   if (call.error != cudaSuccess) return call.error;
   CUstream_st* stream = resolved(handle);
   if (is_prohibited("cudaStreamQuery")) return remembered(cudaErrorStreamCaptureUnsupported);
+  if (Capture* capture = in_the_way_of(stream)) {
+    invalidate(*capture, "cudaStreamQuery of the default stream");
+    return remembered(cudaErrorStreamCaptureImplicit);
+  }
   if (stream->capture) {
     invalidate(*stream->capture, "cudaStreamQuery of a stream in it");
     return remembered(cudaErrorStreamCaptureUnsupported);
@@ -435,7 +452,9 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
                                      cudaGraph_t* graph) {
   const Call call("cudaStreamGetCaptureInfo", handle ? handle->device : current_device);
   if (call.error != cudaSuccess) return call.error;
-  const auto& capture = resolved(handle)->capture;
+  const CUstream_st* stream = resolved(handle);
+  if (in_the_way_of(stream)) return remembered(cudaErrorStreamCaptureImplicit);  // which ends no capture
+  const auto& capture = stream->capture;
   *status = !capture           ? cudaStreamCaptureStatusNone
             : capture->invalid ? cudaStreamCaptureStatusInvalidated
                                : cudaStreamCaptureStatusActive;

@@ -29,7 +29,9 @@ struct Launch {
 cudaError_t launch(cudaStream_t stream, const Launch& launch, unsigned blocks, std::function<void(unsigned)> run_block);
 cudaError_t occupancy(int* blocks);
 
-// Stream 0 is the device's default stream.
+// Stream 0 is the device's default stream. Those beyond torch's are made by somebody who did not ask for
+// cudaStreamNonBlocking: the default stream waits for them, so that it is of no use while one of them is captured.
+constexpr int64_t kStreamsOfTorch = 64;
 CUstream_st* stream(int device, int64_t id);
 int device_of(const CUstream_st* stream);
 bool is_captured(const CUstream_st* stream);

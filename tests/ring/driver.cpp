@@ -47,15 +47,16 @@ void device_set_progress(FakeDevice* device, int progress) { device->progress = 
 long device_polls(const FakeDevice* device) { return device->polls; }
 long device_waits(const FakeDevice* device) { return static_cast<long>(device->ring->waits()); }
 
-// A frame's handle; 0 if the ring threw.
+// A frame's handle; 0 if the ring gives none, -1 if it threw.
 long frame_begin(FakeDevice* device, long count) {
   try {
-    return device->add(device->ring->begin(count, [device] {
+    auto frame = device->ring->begin(count, [device] {
       ++device->polls;
       return std::pair(static_cast<Progress>(device->progress.load()), std::string("it is on fire"));
-    }));
-  } catch (const std::exception&) {
-    return 0;
+    });
+    return frame ? device->add(std::move(frame)) : 0;
+  } catch (const std::invalid_argument&) {
+    return -1;
   }
 }
 long frame_first(FakeDevice* device, long frame) { return device->frame(frame)->rows() - device->memory.data(); }
@@ -77,11 +78,12 @@ void frame_write(FakeDevice* device, long frame, long i, unsigned long value) {
 // Waits; values[i] is what row i was written with, -1 if it is missing. Returns whether it had to wait.
 int frame_result(FakeDevice* device, long frame, long* values, char* failure, long failure_size) {
   const auto f = device->frame(frame);
-  const Frame::Result& result = f->result(device->ring->limit());
+  uint64_t waits = 0;
+  const Frame::Result& result = f->result(device->ring->limit(), waits);
   for (size_t i = 0; i < result.rows.size(); ++i) {
     values[i] = result.rows[i].first ? static_cast<long>(result.rows[i].second.numel) : -1;
   }
   strncpy(failure, result.failure.c_str(), failure_size - 1);
-  return result.waited;
+  return static_cast<int>(waits);
 }
 }
