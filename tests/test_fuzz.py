@@ -21,7 +21,7 @@ from overflowstat.report import Report
 
 SEED = os.environ.get("OVERFLOWSTAT_FUZZ_SEED")
 AT_ONCE = 100
-CASES, MORE_CASES = 1000, 20000
+CASES, MORE_CASES = 1000, 3000
 
 
 class Sink:
