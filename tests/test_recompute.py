@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from transformers.debug_utils import DebugUnderflowOverflow as Reference
 
 from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError
 from overflowstat.frames import Frame
@@ -149,6 +150,23 @@ def test_a_traced_batch_shows_its_recompute_and_no_other(
     out = capsys.readouterr().out
     assert out.count("Starting batch number=") == out.count("Starting batch number=1 ") == 1
     assert out.count(" first.linear Linear\n") == 1 and out.count(" first.linear Linear (recomputed)\n") == 1
+
+
+def traced(watch: Any, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The modules that a trace of batch 1 of three prints."""
+    model = Model(use_reentrant=True)
+    watch(model, trace_batch_nums=[1])
+    for _ in range(3):
+        model(inputs()).sum().backward()
+    lines = capsys.readouterr().out.splitlines()
+    return [line.split()[0] for line in lines if line.endswith(" Linear")]
+
+
+def test_the_drop_in_shows_what_is_recomputed_with_what_it_repeats(capsys: pytest.CaptureFixture[str]) -> None:
+    """The original shows it with the batch after that, before the forward of that one."""
+    forward, recompute = ["first.linear", "second.linear"], ["second.linear", "first.linear"]
+    assert traced(Reference, capsys) == recompute + forward
+    assert traced(DebugUnderflowOverflow, capsys) == forward + recompute
 
 
 def test_the_drop_in_leaves_the_headings_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
