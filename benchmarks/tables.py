@@ -38,8 +38,8 @@ def source(results: dict[str, Any], path: Path) -> str:
     rare = " (of the original and of plain torch a fourth of them)" if "ratio_to_plain" in results["rows"][0] else ""
     where = f"{about['gpu']} beside {about['cpu']}" if about["gpu"] else f"{about['cpu']}, {about['cores']} cores"
     return (
-        f"{where}, torch {about['torch']}, {about['date']}, commit {about['commit']}; medians of {how_many} interleaved rounds{rare}, and "
-        f"their 10th to 90th percentile (`{path.as_posix()}`)."
+        f"{where}, torch {about['torch']}, {about['date']}, commit {about['commit']}; "
+        f"medians of {how_many} interleaved rounds{rare}, and their 10th to 90th percentile (`{path.as_posix()}`)."
     )
 
 
