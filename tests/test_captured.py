@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from keeps import Keeps
 from torch import Tensor, nn
 
 from overflowstat import BatchLimitReached, Monitor, NonFiniteError
-from overflowstat.frames import Frame
 from overflowstat.recorder import NativeRecorder, Reading, Recorder, Replays, make_recorder
 from overflowstat.row import Row
 
@@ -89,19 +89,6 @@ class NativeGraphRecorder(GraphRecorder, NativeRecorder):
 
 class Foreign(Tensor):
     """And what is made of one."""
-
-
-class Keeps:
-    every_frame = True
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def frame(self, frame: Frame, traced: bool) -> None:
-        self.frames.append(frame)
-
-    def report(self, report: object) -> None:
-        pass
 
 
 class Static(nn.Module):

@@ -6,36 +6,18 @@ from typing import Any, cast
 
 import pytest
 import torch
+from keeps import Keeps
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError
 from overflowstat.errors import MonitorWarning
-from overflowstat.frames import Frame
 from overflowstat.recorder import RecorderName
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 X = torch.ones(2, 3)
 BACKEND = "eager"  # what is compiled, and when, is the same
-
-
-class Keeps:
-    every_frame = True
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def frame(self, frame: Frame, traced: bool) -> None:
-        self.frames.append(frame)
-
-    def report(self, report: object) -> None:
-        pass
-
-    def modules(self) -> list[str]:
-        found = [frame.module for frame in self.frames]
-        self.frames.clear()
-        return found
 
 
 @pytest.fixture

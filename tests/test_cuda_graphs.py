@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from keeps import Keeps
 from on_cuda import keep_busy, requires_cuda
 from torch import Tensor, nn
 
@@ -15,25 +16,6 @@ from overflowstat.errors import MonitorWarning
 from overflowstat.frames import Frame
 
 pytestmark = [pytest.mark.cuda, requires_cuda]
-
-
-class Keeps:
-    """A sink that keeps every frame."""
-
-    every_frame = True
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def frame(self, frame: Frame, traced: bool) -> None:
-        self.frames.append(frame)
-
-    def report(self, report: object) -> None:
-        pass
-
-    def take(self) -> list[Frame]:
-        frames, self.frames = self.frames, []
-        return frames
 
 
 def layers(count: int = 2, size: int = 8) -> nn.Sequential:

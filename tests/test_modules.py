@@ -8,39 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from keeps import Keeps
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD
 
 from overflowstat import Monitor, NonFiniteError
 from overflowstat.errors import MonitorWarning
-from overflowstat.frames import Frame
 from overflowstat.recorder import RecorderName
 
 NAN = float("nan")
 X = torch.ones(2, 4)
-
-
-class Keeps:
-    every_frame = True
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def frame(self, frame: Frame, traced: bool) -> None:
-        self.frames.append(frame)
-
-    def report(self, report: object) -> None:
-        pass
-
-    def labels(self, module: str) -> list[str]:
-        """Of the last frame of this module."""
-        return [line.label for line in next(f for f in reversed(self.frames) if f.module == module).lines]
-
-    def modules(self) -> list[str]:
-        found = [frame.module for frame in self.frames]
-        self.frames.clear()
-        return found
 
 
 @pytest.fixture

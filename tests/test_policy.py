@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from keeps import Keeps
 from torch import Tensor, nn
 
 from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError, Policy
 from overflowstat.errors import MonitorWarning
 from overflowstat.frame_log import make_frame_log
-from overflowstat.frames import Frame
 from overflowstat.monitor import CheckName
 from overflowstat.recorder import RecorderName, make_recorder
 from overflowstat.report import Report
@@ -19,25 +19,9 @@ from overflowstat.report import Report
 INF, NAN = float("inf"), float("nan")
 
 
-class Keeps:
-    every_frame = True
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-        self.reports: list[Report] = []
-
-    def frame(self, frame: Frame, traced: bool) -> None:
-        self.frames.append(frame)
-
-    def report(self, report: Report) -> None:
-        self.reports.append(report)
-
-    def shown(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for frame in self.frames:
-            found[frame.module] = [line.label for line in frame.lines]
-        self.frames.clear()
-        return found
+def shown(sink: Keeps) -> dict[str, list[str]]:
+    """The lines of each module, in the frames since this was last called."""
+    return {frame.module: [line.label for line in frame.lines] for frame in sink.take()}
 
 
 @pytest.fixture
@@ -137,7 +121,7 @@ def test_what_is_shown(
     monitor = Monitor(model, recorder=recorder_name, sinks=[sink], policy=policy)
     for number in range(2):
         model(X)
-        assert sink.shown() == expected
+        assert shown(sink) == expected
         assert monitor.batch_number == number + 1
 
 
@@ -145,7 +129,7 @@ def test_a_bracket_in_a_line_is_a_bracket(recorder_name: RecorderName, sink: Kee
     model = Model()
     Monitor(model, recorder=recorder_name, sinks=[sink], policy=Policy(include=["layers.0:input[mask]"]))
     model(X, torch.zeros(3))
-    assert sink.shown() == {"layers.0": ["input[mask]"]}
+    assert shown(sink) == {"layers.0": ["input[mask]"]}
 
 
 def test_what_is_not_shown_is_not_read(recorder_name: RecorderName) -> None:

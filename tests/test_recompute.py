@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from keeps import Keeps
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from transformers.debug_utils import DebugUnderflowOverflow as Reference
@@ -15,19 +16,6 @@ from transformers.debug_utils import DebugUnderflowOverflow as Reference
 from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError
 from overflowstat.frames import Frame
 from overflowstat.recorder import RecorderName
-
-
-class Keeps:
-    every_frame = True
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def frame(self, frame: Frame, traced: bool) -> None:
-        self.frames.append(frame)
-
-    def report(self, report: object) -> None:
-        pass
 
 
 class Block(nn.Module):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from expected_rows import expected_row
+from keeps import Keeps
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from value_kinds import Quantized8, quiet
 
 from overflowstat import Monitor, NonFiniteError, TensorStats
-from overflowstat.frames import Frame
 from overflowstat.monitor import WeightsName
 from overflowstat.recorder import RecorderName
 
@@ -27,22 +27,10 @@ def weights(request: pytest.FixtureRequest) -> WeightsName:
     return name
 
 
-class Keeps:
-    every_frame = True
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def frame(self, frame: Frame, traced: bool) -> None:
-        self.frames.append(frame)
-
-    def report(self, report: object) -> None:
-        pass
-
-    def shown(self, module: str) -> dict[str, TensorStats | str]:
-        """The weights in the last frame of a module."""
-        last = next(frame for frame in reversed(self.frames) if frame.module == module)
-        return {line.label: line.content for line in last.lines if not line.label.startswith(("input", "output"))}
+def shown(sink: Keeps, module: str) -> dict[str, TensorStats | str]:
+    """The weights in the last frame of a module."""
+    last = next(frame for frame in reversed(sink.frames) if frame.module == module)
+    return {line.label: line.content for line in last.lines if not line.label.startswith(("input", "output"))}
 
 
 class Watched:
@@ -61,7 +49,7 @@ class Watched:
     def run(self) -> dict[str, TensorStats | str]:
         """The layer's weights as a batch shows them."""
         self.model(X)
-        return self.sink.shown("1")
+        return shown(self.sink, "1")
 
 
 @pytest.fixture
@@ -125,7 +113,7 @@ def test_weights_that_are_gone_when_the_forward_ends_are_offloaded(watched: Watc
     watched.attach()
     for _ in range(3):
         assert watched.run() == {"weight": "offloaded", "bias": "offloaded"}
-    assert all(isinstance(content, TensorStats) for content in watched.sink.shown("0").values())
+    assert all(isinstance(content, TensorStats) for content in shown(watched.sink, "0").values())
 
 
 def test_weights_that_are_offloaded_after_the_first_batch_say_so(watched: Watched) -> None:
@@ -160,7 +148,7 @@ def test_a_model_that_is_wholly_on_meta_is_not_offloaded(watched: Watched) -> No
     watched.model.to_empty(device="meta")
     watched.attach()
     watched.model(X.to("meta"))
-    assert watched.sink.shown("1") == {"weight": "meta", "bias": "meta"}
+    assert shown(watched.sink, "1") == {"weight": "meta", "bias": "meta"}
 
 
 # sharded, so that nothing is here between uses
@@ -334,7 +322,7 @@ def test_functional_call_shows_the_weights_that_it_is_given(watched: Watched) ->
     watched.attach()
     given = {name: weight.detach() * 3 for name, weight in watched.model.named_parameters()}
     torch.func.functional_call(watched.model, given, (X,))
-    assert_is(watched.sink.shown("1")["weight"], given["1.weight"])
+    assert_is(shown(watched.sink, "1")["weight"], given["1.weight"])
     given["1.weight"] = with_nan(given["1.weight"])
     with pytest.raises(NonFiniteError, match=r"first in 1 \(Linear\), weight"):
         torch.func.functional_call(watched.model, given, (X,))
@@ -460,7 +448,7 @@ def test_a_weight_that_is_packed_away_is_not_visible(watched: Watched) -> None:
     watched.model = model
     watched.attach()
     model(X)
-    assert watched.sink.shown("1") == {"_packed_params._packed_params": "not visible"}
+    assert shown(watched.sink, "1") == {"_packed_params._packed_params": "not visible"}
 
 
 @pytest.mark.parametrize("value", [[torch.ones(2, 4)] * 2, object()], ids=["a list", "an object"])
