@@ -382,7 +382,8 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
   }
 
   if (call->lines.empty() && modules_[module].find_rule) return false;  // nothing of it is to be shown
-  const uint64_t graph = uses_device_ ? capture_().cast<uint64_t>() : 0;
+  const py::object capture = uses_device_ ? capture_() : py::none();
+  const uint64_t graph = capture.is_none() ? 0 : capture.cast<uint64_t>();
   use_graph(graph);
   if (!has_weights_ && !is_recompute) read_weights();
   const bool is_real = std::any_of(tensors.begin(), tensors.end(), [&](const auto& shown) {
@@ -449,6 +450,16 @@ void FrameLog::wait_for(const Call& call) {
   }
 }
 
+// What no device will bring any more is no secret.
+void FrameLog::tell_of_missing(const Call& call) {
+  for (const Line& line : call.lines) {
+    const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content);
+    if (measured == nullptr || (*measured)->entry().missing.empty()) continue;
+    py::module_::import("overflowstat.measurement").attr("tell_of_missing")((*measured)->entry().missing);
+    return;
+  }
+}
+
 std::shared_ptr<Call> FrameLog::next(bool wait) {
   const auto guard = lock();
   if (wait && !queue_.empty()) wait_for(*queue_.back());
@@ -462,6 +473,7 @@ std::shared_ptr<Call> FrameLog::next(bool wait) {
     }
     queue_.pop_front();
     keep(call);
+    tell_of_missing(*call);
     if (call->is_told || call->is_bad()) return call;
   }
   return nullptr;

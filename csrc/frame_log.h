@@ -64,8 +64,8 @@ class FrameLog {
   // `keep` calls are kept when they have been judged, all if it is negative; `buffers` are shown as weights are.
   // measure(tensors, graph) gives a
   // Measurement of those that cannot be read here, works_on(device) tells whether the extension can read there,
-  // capture() is current_capture, items is overflowstat.capture.items, or None to see only positional arguments and
-  // tuples.
+  // capture() is that of overflowstat.recorder.Recorder, items is overflowstat.capture.items, or None to see only
+  // positional arguments and tuples.
   FrameLog(int64_t keep, bool buffers, pybind11::object measure, pybind11::object works_on, pybind11::object capture,
            pybind11::object items);
 
@@ -134,6 +134,7 @@ class FrameLog {
   void read(CallTensors& tensors, uint64_t graph, Call& call);
   void keep(std::shared_ptr<Call> call);
   void wait_for(const Call& call);
+  static void tell_of_missing(const Call& call);
 
   std::recursive_mutex mutex_;
   std::vector<Module> modules_;

@@ -470,7 +470,7 @@ class NativeFrameLog:
             buffers=buffers,
             measure=functools.partial(measure, recorder),
             works_on=recorder.works_on,
-            capture=recorder.extension.current_capture,
+            capture=recorder.capture,
             items=capture.items if nested else None,
         )
 

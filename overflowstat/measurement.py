@@ -16,7 +16,7 @@ from .row import NOTHING, NonFinite, Row
 from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
 from .torch_recorder import is_in_its_storage
 
-__all__ = ["Measurement", "Place", "measure", "measured_content"]
+__all__ = ["Measurement", "Place", "measure", "measured_content", "tell_of_missing"]
 
 Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -133,9 +133,13 @@ def measured_content(row: Row | str, shape: Shape) -> TensorStats | str:
     return TensorStats.of(row, *shape) if isinstance(row, Row) else _not_read(row)
 
 
+def tell_of_missing(reason: str) -> None:
+    warn_user(f"tensors could not be read, and are not judged: {reason}")
+
+
 def _not_read(reason: str) -> str:
     """Which is no secret."""
-    warn_user(f"tensors could not be read, and are not judged: {reason}")
+    tell_of_missing(reason)
     return f"not read: {reason}"
 
 

@@ -124,10 +124,11 @@ def notices(content: TensorStats | str, label: str) -> list[str]:
 
 
 def _finding(label: str, stats: TensorStats, wholly_bad_rows: tuple[int, int] | None) -> str:
-    """As "output: 512 of 262144 are +inf, first at [0, 17, 331], 1 of 512 rows wholly"."""
+    """As "output: 512 of 4096 are nan, first at [0, 17, 0], 8 of 64 rows wholly; float16, shape [1, 64, 64]"."""
     counts = [(stats.nan_count, "nan"), (stats.posinf_count, "+inf"), (stats.neginf_count, "-inf")]
     found = [f"{count} of {stats.numel} {'is' if count == 1 else 'are'} {what}" for count, what in counts if count]
     where = f", first at {list(stats.first_bad)}" if stats.first_bad else ""
     bad, rows = wholly_bad_rows or (0, 0)
     wholly = f", {bad} of {rows} rows wholly" if bad else ""
-    return f"{label}: {', '.join(found)}{where}{wholly}"
+    dtype = str(stats.dtype).removeprefix("torch.")
+    return f"{label}: {', '.join(found)}{where}{wholly}; {dtype}, shape {list(stats.shape)}"

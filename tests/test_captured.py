@@ -6,7 +6,6 @@ and is read again in each replay, as the device does it.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,8 +82,7 @@ class NativeGraphRecorder(GraphRecorder, NativeRecorder):
         GraphRecorder.__init__(self)
         native = make_recorder("native")
         assert isinstance(native, NativeRecorder)
-        own = {"has_cuda": False, "current_capture": lambda: self.graph or 0}
-        NativeRecorder.__init__(self, SimpleNamespace(**{**vars(native.extension), **own}))
+        NativeRecorder.__init__(self, native.extension)
 
 
 class Foreign(Tensor):

@@ -439,13 +439,6 @@ MUTANTS = [
         "captured_and_the_capture_stays_valid",
     ),
     Mutant(
-        "a workspace that was outgrown in a graph is freed",
-        "cuda/graph.cpp",
-        "    if (workspace.defined()) kept_.push_back(workspace);\n",
-        "",
-        "replayed_after_its_readings_are_gone",
-    ),
-    Mutant(
         "a graph has one workspace for all streams",
         "cuda/graph.cpp",
         "workspaces_[key_of(stream)]",

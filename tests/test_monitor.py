@@ -80,7 +80,8 @@ def test_an_error_tells_batch_and_frames(recorder_name: RecorderName) -> None:
         shape=(2, 3),
     )
     assert str(error) == (
-        "overflowstat: inf in batch 1, first in 1 (Scale), output: 1 of 6 is +inf, 1 of 6 is -inf, first at [0, 2]"
+        "overflowstat: inf in batch 1, first in 1 (Scale), output: 1 of 6 is +inf, 1 of 6 is -inf, first at [0, 2]; "
+        "float16, shape [2, 3]"
     )
     assert monitor.batch_number == 2 and not monitor.frames
 
@@ -105,7 +106,8 @@ def test_the_report_is_the_frames_and_what_is_bad(
         "\nDetected inf/nan during batch_number=0\nLast 1 forward frames:\nabs min  abs max  metadata\n"
         "\n\n                  *** Starting batch number=0 ***\nabs min  abs max  metadata\n"
         "                  0 Identity\n     nan      nan input[0]\n     nan      nan output\n\n"
-        "overflowstat: nan in batch 0, first in 0 (Identity), input[0]: 1 of 1 is nan\n\n"
+        "overflowstat: nan in batch 0, first in 0 (Identity), input[0]: 1 of 1 is nan; "
+        "float32, shape []\n\n"
     )
 
 

@@ -1,0 +1,4 @@
+// Stands in for CUDA's header of this name.
+#pragma once
+
+#include "cuda_runtime.h"
