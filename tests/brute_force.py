@@ -150,7 +150,9 @@ class BruteForce:
         return include and not any(s.has(name, module, label) for s in self.case.exclude)
 
     def usual_names(self, module: nn.Module) -> list[str]:
-        return [name for name in ("weight", "bias") if isinstance(vars(module).get(name), Tensor)]
+        """In the order in which the module got them."""
+        own = vars(module).items()
+        return [name for name, value in own if name in ("weight", "bias") and isinstance(value, Tensor)]
 
     def weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         found: list[tuple[str, Tensor | None]] = list(module._parameters.items())
