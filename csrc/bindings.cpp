@@ -5,6 +5,8 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -55,6 +57,16 @@ py::object to_row(const Reading::Entry& entry) {
                           row.posinf_count, row.neginf_count,
                           has_bad ? py::object(py::int_(row.first_bad)) : py::object(py::none()));
   });
+}
+
+// Throws std::invalid_argument for a tensor that cannot be read, before any launch.
+std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors) {
+  std::vector<overflowstat::Readable> readable(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string reason = overflowstat::describe(tensors[i], readable[i]);
+    if (!reason.empty()) throw std::invalid_argument(reason);
+  }
+  return overflowstat::record(std::move(readable));
 }
 
 py::list rows(Reading& reading) {
@@ -108,7 +120,7 @@ py::tuple to_frame(const FrameLog& log, const Call& call) {
 }
 
 // The tensor of a line, None if it is gone or has changed.
-py::object tensor(const FrameLog&, const Call& call, size_t line) {
+py::object tensor(const Call& call, size_t line) {
   const Content& content = call.lines.at(line).content;
   if (const auto* other = std::get_if<overflowstat::ReadByPython>(&content)) {
     return other->measurement.attr("tensor")(other->position);
@@ -137,13 +149,12 @@ PYBIND11_MODULE(_C, module) {
       .def("ready", &Reading::ready)
       .def("rows", &rows)
       .def("replays", &replays);
-  module.def("record", py::overload_cast<const std::vector<at::Tensor>&>(&overflowstat::record), py::arg("tensors"),
-             py::call_guard<py::gil_scoped_release>());
+  module.def("record", &record, py::arg("tensors"), py::call_guard<py::gil_scoped_release>());
   module.def("current_capture", &overflowstat::current_capture);
 
   module.def("make_hook", &overflowstat::make_hook);
 
-  py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays);
+  py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays).def("tensor", &tensor);
   py::class_<FrameLog>(module, "FrameLog")
       .def(py::init<int64_t, bool, py::object, py::object, py::object, py::object>(), py::arg("keep"),
            py::arg("buffers"), py::arg("measure"), py::arg("works_on"), py::arg("capture"), py::arg("items"))
@@ -161,7 +172,6 @@ PYBIND11_MODULE(_C, module) {
       .def("kept", [](const FrameLog& log) { return std::vector(log.kept().begin(), log.kept().end()); })
       .def("clear_kept", &FrameLog::clear_kept)
       .def("frame", &to_frame)
-      .def("tensor", &tensor)
       .def("counters", &counters)
       .def_property_readonly("pending", &FrameLog::pending)
       .def_property_readonly("is_begun", &FrameLog::is_begun)

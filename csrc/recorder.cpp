@@ -102,15 +102,6 @@ std::shared_ptr<Reading> record(std::vector<Readable> tensors) {
   return reading;
 }
 
-std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors) {
-  std::vector<Readable> readable(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const std::string reason = describe(tensors[i], readable[i]);
-    if (!reason.empty()) throw std::invalid_argument(reason);
-  }
-  return record(std::move(readable));
-}
-
 uint64_t current_capture() {
 #ifdef OVERFLOWSTAT_WITH_CUDA
   return cuda::current_capture();

@@ -31,8 +31,6 @@ std::string describe(const at::Tensor& tensor, Readable& readable);
 // CUDA graph is captured, which then reads them in each replay. Needs no GIL.
 // Throws std::runtime_error where CUDA refuses.
 std::shared_ptr<Reading> record(std::vector<Readable> tensors);
-// Throws std::invalid_argument for a tensor that cannot be read, before any launch.
-std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors);
 
 // As cuda::current_capture; 0 where there is no CUDA.
 uint64_t current_capture();

@@ -510,7 +510,7 @@ class NativeFrameLog:
         return self._frame(call)
 
     def tensor(self, line: int) -> Tensor | None:
-        found: Tensor | None = None if self._given is None else self._log.tensor(self._given, line)
+        found: Tensor | None = None if self._given is None else self._given.tensor(line)
         return found
 
     def take_captured(self) -> tuple[int, CapturedCall] | None:
