@@ -5,29 +5,13 @@
 
 namespace overflowstat {
 
-namespace {
-
-std::optional<uint32_t> version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? std::nullopt : std::optional<uint32_t>(tensor._version());
-}
-
-}  // namespace
-
 Measured::Measured(const at::Tensor& tensor, const Readable& readable)
-    : tensor_(tensor.getIntrusivePtr()),
-      version_(version_of(tensor)),
+    : state_(tensor),
       dtype_(tensor.scalar_type()),
       sizes_(tensor.sizes().begin(), tensor.sizes().end()),
       strides_(tensor.strides().begin(), tensor.strides().end()),
       bytes_(readable.memory.layout.count * element_size(readable.memory.format)),
       entry_{readable.memory.format, readable.memory.layout.repeat, readable.negated, StatsRow{}, ""} {}
-
-at::Tensor Measured::tensor() const {
-  const auto alive = tensor_.lock();
-  if (!alive) return {};
-  const at::Tensor tensor(alive);
-  return version_of(tensor) == version_ ? tensor : at::Tensor();
-}
 
 void Measured::fetch() {
   entry_ = reading_->entry(position_, kLongestWait);

@@ -7,11 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "reading.h"
 #include "recorder.h"
+#include "tensor_state.h"
 
 namespace overflowstat {
 
@@ -29,8 +29,17 @@ class Measured {
     position_ = entry;
   }
 
-  // The tensor, undefined if it is gone or was written to since. Not seen is what changes no version.
-  at::Tensor tensor() const;
+  // Whether it is of this tensor, as that still is.
+  bool is_of(const at::Tensor& tensor) const {
+    return state_.is(tensor) && tensor.scalar_type() == dtype_ && tensor.sizes() == at::IntArrayRef(sizes_) &&
+           tensor.strides() == at::IntArrayRef(strides_);
+  }
+  bool is_gone() const { return state_.is_gone(); }
+  // The tensor; undefined if it is gone or was written to since.
+  at::Tensor tensor() const {
+    at::Tensor tensor = state_.tensor();
+    return tensor.defined() && is_of(tensor) ? tensor : at::Tensor();
+  }
 
   at::ScalarType dtype() const { return dtype_; }
   const Dimensions& sizes() const { return sizes_; }
@@ -64,8 +73,7 @@ class Measured {
  private:
   void fetch();
 
-  c10::weak_intrusive_ptr<c10::TensorImpl> tensor_;
-  std::optional<uint32_t> version_;  // none in inference mode
+  TensorState state_;
   at::ScalarType dtype_;
   Dimensions sizes_, strides_;
   int64_t bytes_;

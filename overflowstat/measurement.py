@@ -1,6 +1,5 @@
 """The statistics of tensors, for hooks: never raises, never waits before it is asked for what it found."""
 
-import weakref
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from .layout import distinct_elements
 from .recorder import Reading, Recorder, Replays
 from .row import NOTHING, NonFinite, Row
 from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
+from .tensor_state import TensorState
 from .torch_recorder import is_in_its_storage
 
 __all__ = ["Measurement", "Place", "measure", "measured_content", "tell_of_missing"]
@@ -28,7 +28,7 @@ class Measurement:
         self._graph = graph
         self._found: list[Row | str] = [""] * count
         self._shapes: dict[int, Shape] = {}
-        self._tensors: dict[int, tuple[weakref.ref[Tensor], int | None]] = {}
+        self._states: dict[int, TensorState | None] = {}
         self._readings: list[tuple[Reading, list[int]]] = []
 
     def ready(self) -> bool:
@@ -41,9 +41,12 @@ class Measurement:
 
     def tensor(self, position: int) -> Tensor | None:
         """The tensor itself, if it is still there and was not written to since."""
-        reference, version = self._tensors[position]
-        tensor = reference()
-        return tensor if tensor is not None and _version(tensor) == version else None
+        state = self._states[position]
+        return None if state is None else state.tensor()
+
+    def state(self, position: int) -> TensorState | None:
+        """Of a tensor when it was read; None for one without storage of its own."""
+        return self._states[position]
 
     def being_read(self) -> Collection[int]:
         """Positions of the tensors that are, or were."""
@@ -81,7 +84,7 @@ class Measurement:
                 shapes = {i: shape_of(tensor) for i, tensor in tensors}
                 self._readings.append((recorder.record([tensor for _, tensor in tensors]), list(shapes)))
                 self._shapes.update(shapes)
-                self._tensors.update({i: (weakref.ref(tensor), _version(tensor)) for i, tensor in tensors})
+                self._states.update({i: TensorState.of(tensor) for i, tensor in tensors})
         except Exception as error:
             # Some tensors show only when read that they cannot be (under vmap); the others still can.
             if len(tensors) == 1:
@@ -148,11 +151,6 @@ def _reason(tensor: Tensor) -> str:
         return why_unreadable(tensor) or (EMPTY_HERE if _is_freed(tensor) else "")
     except Exception as error:  # of a subclass's own making
         return f"not read: {type(error).__name__}"
-
-
-def _version(tensor: Tensor) -> int | None:
-    with torch._C.DisableTorchFunctionSubclass():
-        return None if tensor.is_inference() else tensor._version
 
 
 def _is_freed(tensor: Tensor) -> bool:
