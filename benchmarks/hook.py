@@ -16,7 +16,7 @@ from overhead import exchange_hooks, forward
 from torch import nn
 
 from overflowstat import Monitor
-from overflowstat.frame_log import make_frame_log
+from overflowstat.native_frame_log import make_frame_log
 from overflowstat.recorder import make_recorder
 
 ROUNDS, CALLS = 60, 20_000

@@ -13,7 +13,7 @@ from measure import finish
 from torch import Tensor, nn
 
 from overflowstat import native, tensor_stats
-from overflowstat.frame_log import make_frame_log
+from overflowstat.native_frame_log import make_frame_log
 from overflowstat.recorder import NativeRecorder, Recorder, make_recorder
 
 __all__ = ["SINGLE_READS", "ColdMemory", "Compiler", "Readers", "of_list", "of_one", "of_small"]

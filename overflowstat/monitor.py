@@ -17,10 +17,11 @@ from .captured import CapturedBatch
 from .detections import Detection, Detections
 from .dynamo import compiled_modules, has_compiled, not_compiled
 from .errors import BatchLimitReached, NonFiniteError, warn_user
-from .frame_log import Counters, make_frame_log
+from .frame_log import Counters
 from .frames import Frame
 from .hooks import OptimizerHook, RootEntryHook, RootHook, calls_in_progress, is_in_backward, is_watched
 from .modules import ModuleTree
+from .native_frame_log import make_frame_log
 from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style

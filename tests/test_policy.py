@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError, Policy
 from overflowstat.errors import MonitorWarning
-from overflowstat.frame_log import make_frame_log
 from overflowstat.monitor import CheckName
+from overflowstat.native_frame_log import make_frame_log
 from overflowstat.recorder import RecorderName, make_recorder
 from overflowstat.report import Report
 
