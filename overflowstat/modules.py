@@ -23,36 +23,37 @@ class ModuleTree:
     """
 
     def __init__(self, root: nn.Module, watches: Callable[[str, nn.Module], bool]) -> None:
-        self._root = root
+        self.root = root
         self._watches = watches
-        self._numbers: dict[nn.Module, int] = {}
+        self.numbers: dict[nn.Module, int] = {}
+        """Of the modules that are watched."""
         self._count = 0
-        self._children: list[nn.Module | None] = []
-
-    @property
-    def modules(self) -> dict[nn.Module, int]:
-        """Each with its number."""
-        return self._numbers
+        self._all: list[nn.Module] = []  # those that are not watched, too: what is in them may be
+        self._all_children: list[nn.Module | None] = []
 
     def has_changed(self) -> bool:
         """Whether a module has been added, replaced or removed since `update`. Some 0.1 microseconds a module."""
-        return self._children != [child for module in self._numbers for child in module._modules.values()]
+        return self._all_children != self._children_of_all()
 
     def update(self) -> Changes:
         """Look for what has come and gone. A module that is in several places has the name of the first."""
-        modules = self._root.named_modules()
-        now = {module: name for name, module in modules if module is self._root or self._watches(name, module)}
-        dropped = [self._numbers.pop(module) for module in list(self._numbers) if module not in now]
+        names = {module: name for name, module in self.root.named_modules()}
+        self._all = list(names)
+        self._all_children = self._children_of_all()
+        now = {module: name for module, name in names.items() if module is self.root or self._watches(name, module)}
+        dropped = [self.numbers.pop(module) for module in list(self.numbers) if module not in now]
         added = []
         for module, name in now.items():
-            if module not in self._numbers:
-                self._numbers[module] = self._count
+            if module not in self.numbers:
+                self.numbers[module] = self._count
                 added.append((self._count, name, module))
                 self._count += 1
-        self._children = [child for module in self._numbers for child in module._modules.values()]
         return Changes(added, dropped)
+
+    def _children_of_all(self) -> list[nn.Module | None]:
+        return [child for module in self._all for child in module._modules.values()]
 
     def children(self) -> Iterator[tuple[int, list[tuple[str, int]]]]:
         """(number of a module, name and number of each of its own children)."""
-        for module, number in self._numbers.items():
-            yield number, [(name, self._numbers[c]) for name, c in module._modules.items() if c in self._numbers]
+        for module, number in self.numbers.items():
+            yield number, [(name, self.numbers[c]) for name, c in module._modules.items() if c in self.numbers]

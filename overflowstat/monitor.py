@@ -9,17 +9,16 @@ from typing import Literal, get_args
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from . import capture
+from .attachment import WATCH_COMPILED, Attachment
 from .captured import CapturedBatch
 from .detections import Detection, Detections
-from .dynamo import compiled_modules, has_compiled, not_compiled
+from .dynamo import has_compiled, not_compiled
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
 from .frames import Frame
-from .hooks import OptimizerHook, RootEntryHook, RootHook, calls_in_progress, is_in_backward, is_watched
+from .hooks import calls_in_progress, is_in_backward, is_watched
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
 from .policy import Policy
@@ -46,9 +45,6 @@ OnDetect = Literal["raise", "warn"] | Callable[[Report], object]
 CHECKS = get_args(CheckName)
 WEIGHTS = get_args(WeightsName)
 ON_DETECT = ("raise", "warn")
-WATCH_COMPILED = (
-    "attach the monitor first, or call torch.compiler.reset() after that to have it compiled anew, with hooks"
-)
 
 
 class Monitor:
@@ -184,13 +180,19 @@ class Monitor:
             policy=policy,
         )
         self._modules = ModuleTree(model, policy.watches if policy is not None else lambda name, module: True)
-        self._handles: list[RemovableHandle] = []
-        self._module_handles: dict[int, RemovableHandle] = {}
-        self._follow_modules()
-        if isinstance(recorder, NativeRecorder):
-            recorder.prepare({device for module in self._modules.modules for device in capture.devices(module)})
+        self._attachment = Attachment(
+            self._modules,
+            self._log,
+            before_root=self._before_root,
+            after_root=self._after_root,
+            after_module=self._after_module,
+            before_step=self._before_optimizer_step,
+            after_step=self._after_optimizer_step if self._weights == "on_change" else None,
+        )
         self._start_batch()
         self.enable()
+        if isinstance(recorder, NativeRecorder):
+            recorder.prepare({device for module in self._modules.numbers for device in capture.devices(module)})
 
     @property
     def frames(self) -> deque[Frame]:
@@ -213,63 +215,14 @@ class Monitor:
 
     def enable(self) -> None:
         """Attach to the model again after `disable()`; does nothing if it is attached."""
-        if self._handles:
-            return
-        self._follow_modules()
-        if compiled := compiled_modules(self.model.named_modules()):
-            warn_user(
-                f"torch.compile has made {', '.join(compiled)}: what it has compiled already runs without hooks and is "
-                f"not watched; {WATCH_COMPILED}"
-            )
-        try:
-            self._attach()
-        except Exception:
-            self._detach()
-            raise
+        self._attachment.attach()
 
     def disable(self) -> None:
         """Detach from the model until `enable()`: no hook of this monitor is left, and the model costs what it did.
 
         Numbers that are still on their way are judged as ever. A forward in progress is seen up to here.
         """
-        self._detach()
-
-    def _attach(self) -> None:
-        entry = RootEntryHook(self.model, self._before_root)
-        self._handles.append(self.model.register_forward_pre_hook(entry, prepend=True))
-        for module, number in self._modules.modules.items():
-            self._attach_to(number, module)
-        self._handles.append(register_optimizer_step_pre_hook(OptimizerHook(self._before_optimizer_step)))
-        if self._weights == "on_change":
-            self._handles.append(register_optimizer_step_post_hook(OptimizerHook(self._after_optimizer_step)))
-
-    def _attach_to(self, number: int, module: nn.Module) -> None:
-        # The root's hook is also called when its forward raises: that batch has ended too.
-        if module is self.model:
-            root_hook = RootHook(module, self._after_root)
-            handle = module.register_forward_hook(root_hook, with_kwargs=True, always_call=True)
-        else:
-            hook = self._log.hook(number, module, self._after_module)
-            handle = module.register_forward_hook(hook, with_kwargs=True)
-        self._module_handles[number] = handle
-
-    def _follow_modules(self) -> None:
-        """Watch modules that have come into the model, and leave those that have left it."""
-        added, dropped = self._modules.update()
-        for number in dropped:
-            self._log.drop_module(number)
-            if number in self._module_handles:
-                self._module_handles.pop(number).remove()
-        for number, name, module in added:
-            self._log.add_module(number, name, module)
-            if not self._handles:
-                continue  # attached with all others
-            try:
-                self._attach_to(number, module)
-            except Exception as error:
-                warn_user(f"{name} ({type(module).__name__}) takes no hooks, and is not watched: {error}")
-        for number, children in self._modules.children():
-            self._log.set_children(number, children)
+        self._attachment.detach()
 
     def check(self) -> None:
         """Wait for all numbers that are still on their way, and raise if one of them is bad.
@@ -294,24 +247,18 @@ class Monitor:
                 traced = self._is_traced
                 self._end_batch()
                 self._settle(wait=self._check != "step" or traced)
-            self._follow_changes()
+            self._attachment.follow_changes()
 
     def remove(self) -> None:
         """Detach from the model, then `check()`. Frames and counts stay; calling it again does nothing."""
-        is_attached = bool(self._handles)
-        self._detach()
+        is_attached = self._attachment.is_attached
+        self._attachment.detach()
         self.check()
         if is_attached and self.total_calls == 0 and has_compiled() and not self._told_of_silence:
             self._tell_of_silence()
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
         if is_attached and repeated and self._on_detect == "warn":
             warn_user("bad numbers were met again in " + "; ".join(repeated))
-
-    def _detach(self) -> None:
-        for handle in (*self._handles, *self._module_handles.values()):
-            handle.remove()
-        self._handles.clear()
-        self._module_handles.clear()
 
     def __enter__(self) -> "Monitor":
         return self
@@ -320,7 +267,7 @@ class Monitor:
         if error is None:
             self.remove()
         else:
-            self._detach()
+            self._attachment.detach()
             with self._lock:
                 self._explain(error)
 
@@ -333,7 +280,7 @@ class Monitor:
             if self.total_calls == 0 and not self._told_of_silence:
                 used = {id(w) for group in optimizer.param_groups for w in group["params"] if w.grad is not None}
                 if any(
-                    id(weight) in used for module in self._modules.modules for weight in module._parameters.values()
+                    id(weight) in used for module in self._modules.numbers for weight in module._parameters.values()
                 ):
                     self._tell_of_silence()
 
@@ -355,10 +302,6 @@ class Monitor:
                 f"the forward of {type(self.model).__name__} itself is never called, so that all calls of its modules "
                 "are one batch: call monitor.step() at the end of each, or watch the module that is called"
             )
-
-    def _follow_changes(self) -> None:
-        if self._handles and self._modules.has_changed():
-            self._follow_modules()
 
     def _start_batch(self) -> None:
         self._log.start_batch(self.batch_number, keep_weights=self._weights == "on_change")
@@ -393,7 +336,7 @@ class Monitor:
                     del calls[running:]
                     self._end_batch()
             else:
-                self._follow_changes()
+                self._attachment.follow_changes()
                 self._configure_batch()
             if self._check == "step":
                 self._settle(wait=True)

@@ -146,6 +146,20 @@ def test_a_module_of_which_nothing_is_watched_has_no_hook(recorder_name: Recorde
     assert hooked == {"", "head"}
 
 
+def test_a_module_that_is_replaced_inside_of_one_that_is_not_watched_is_watched(
+    recorder_name: RecorderName, sink: Keeps
+) -> None:
+    model = Model()
+    Monitor(model, recorder=recorder_name, sinks=[sink], policy=Policy(include=["layers.0.act"]))
+    model(X)
+    layer = model.layers[0]
+    assert isinstance(layer, Layer)
+    layer.act = nn.Tanh()  # type: ignore[assignment]
+    sink.take()
+    model(X)
+    assert [(frame.module, frame.class_name) for frame in sink.frames] == [("layers.0.act", "Tanh")]
+
+
 def test_what_is_not_watched_is_not_judged(recorder_name: RecorderName) -> None:
     model = Model()
     adds(model, 0, INF)

@@ -1,0 +1,118 @@
+"""The hooks of a monitor: on the modules that a model has now, and on all optimizers."""
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from .dynamo import compiled_modules
+from .errors import warn_user
+from .frame_log import FrameLog
+from .hooks import OptimizerHook, RootEntryHook, RootHook
+from .modules import ModuleTree
+
+__all__ = ["WATCH_COMPILED", "Attachment"]
+
+WATCH_COMPILED = (
+    "attach the monitor first, or call torch.compiler.reset() after that to have it compiled anew, with hooks"
+)
+
+
+class Attachment:
+    """Tells a log of calls which modules there are, and has their calls recorded while it is attached.
+
+    Args:
+        modules: those of the model that are watched.
+        log: records the calls of all but the root.
+        before_root, after_root: called around each forward of the root, the latter also when that has raised.
+        after_module: called where the log has something to look at.
+        before_step, after_step: called with each optimizer that takes a step, as long as their object is there.
+    """
+
+    def __init__(
+        self,
+        modules: ModuleTree,
+        log: FrameLog,
+        *,
+        before_root: Callable[[], None],
+        after_root: Callable[[nn.Module, object, Mapping[str, object], object], None],
+        after_module: Callable[[], None],
+        before_step: Callable[[Optimizer], None],
+        after_step: Callable[[Optimizer], None] | None,
+    ) -> None:
+        self._modules = modules
+        self._log = log
+        self._before_root = before_root
+        self._after_root = after_root
+        self._after_module = after_module
+        self._before_step = before_step
+        self._after_step = after_step
+        self._handles: list[RemovableHandle] = []
+        self._handle_of: dict[int, RemovableHandle] = {}
+
+    @property
+    def is_attached(self) -> bool:
+        return bool(self._handles)
+
+    def attach(self) -> None:
+        """Does nothing if it is attached. Raises what a module raises that takes no hooks; none is left then."""
+        if self._handles:
+            return
+        self._follow()
+        root = self._modules.root
+        if compiled := compiled_modules(root.named_modules()):
+            warn_user(
+                f"torch.compile has made {', '.join(compiled)}: what it has compiled already runs without hooks and is "
+                f"not watched; {WATCH_COMPILED}"
+            )
+        try:
+            entry = RootEntryHook(root, self._before_root)
+            self._handles.append(root.register_forward_pre_hook(entry, prepend=True))
+            for module, number in self._modules.numbers.items():
+                self._attach_to(number, module)
+            self._handles.append(register_optimizer_step_pre_hook(OptimizerHook(self._before_step)))
+            if self._after_step is not None:
+                self._handles.append(register_optimizer_step_post_hook(OptimizerHook(self._after_step)))
+        except Exception:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        for handle in (*self._handles, *self._handle_of.values()):
+            handle.remove()
+        self._handles.clear()
+        self._handle_of.clear()
+
+    def follow_changes(self) -> None:
+        """Watch modules that have come into the model since, and leave those that have left it."""
+        if self._handles and self._modules.has_changed():
+            self._follow()
+
+    def _follow(self) -> None:
+        added, dropped = self._modules.update()
+        for number in dropped:
+            self._log.drop_module(number)
+            if number in self._handle_of:
+                self._handle_of.pop(number).remove()
+        for number, name, module in added:
+            self._log.add_module(number, name, module)
+            if not self._handles:
+                continue  # attached with all others
+            try:
+                self._attach_to(number, module)
+            except Exception as error:
+                warn_user(f"{name} ({type(module).__name__}) takes no hooks, and is not watched: {error}")
+        for number, children in self._modules.children():
+            self._log.set_children(number, children)
+
+    def _attach_to(self, number: int, module: nn.Module) -> None:
+        # The root's hook is also called when its forward raises: that batch has ended too.
+        if module is self._modules.root:
+            root_hook = RootHook(module, self._after_root)
+            handle = module.register_forward_hook(root_hook, with_kwargs=True, always_call=True)
+        else:
+            hook = self._log.hook(number, module, self._after_module)
+            handle = module.register_forward_hook(hook, with_kwargs=True)
+        self._handle_of[number] = handle
