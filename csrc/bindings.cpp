@@ -119,17 +119,6 @@ py::tuple to_frame(const FrameLog& log, const Call& call) {
   return py::make_tuple(call.batch_number, call.module, call.starts_batch, call.is_recompute, std::move(lines));
 }
 
-// The tensor of a line, None if it is gone or has changed.
-py::object tensor(const Call& call, size_t line) {
-  const Content& content = call.lines.at(line).content;
-  if (const auto* other = std::get_if<overflowstat::ReadByPython>(&content)) {
-    return other->measurement.attr("tensor")(other->position);
-  }
-  const auto* measured = std::get_if<std::shared_ptr<overflowstat::Measured>>(&content);
-  const at::Tensor found = measured == nullptr ? at::Tensor() : (*measured)->tensor();
-  return found.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(found)) : py::none();
-}
-
 py::dict counters(const FrameLog& log) {
   const overflowstat::Cost& cost = log.cost();
   py::dict found;
@@ -154,7 +143,7 @@ PYBIND11_MODULE(_C, module) {
 
   module.def("make_hook", &overflowstat::make_hook);
 
-  py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays).def("tensor", &tensor);
+  py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays).def("tensor", &Call::tensor);
   py::class_<FrameLog>(module, "FrameLog")
       .def(py::init<int64_t, bool, py::object, py::object, py::object, py::object>(), py::arg("keep"),
            py::arg("buffers"), py::arg("measure"), py::arg("works_on"), py::arg("capture"), py::arg("items"))

@@ -42,59 +42,7 @@ bool has_parts(const at::Tensor& tensor) {
 bool is_on_device(const at::Tensor& tensor) { return !is_of_python(tensor) && !tensor.is_cpu(); }
 bool is_on_meta(const at::Tensor& tensor) { return !is_of_python(tensor) && tensor.is_meta(); }
 
-bool is_ready(const Line& line) {
-  if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content)) return (*measured)->ready();
-  const auto* other = std::get_if<ReadByPython>(&line.content);
-  return other == nullptr || other->measurement.attr("ready")().cast<bool>();
-}
-
-uint8_t non_finite(const Content& content) {
-  if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&content)) return (*measured)->non_finite();
-  const auto* other = std::get_if<ReadByPython>(&content);
-  return other == nullptr ? 0 : other->measurement.attr("non_finite")(other->position).attr("value").cast<uint8_t>();
-}
-
-bool makes_bad(const Line& line) { return line.is_judged && (non_finite(line.content) & ~line.allowed) != 0; }
-
-template <class Visit>
-void for_each_tensor(const Call& call, Visit visit) {
-  for (const Line& line : call.lines) {
-    if (!std::holds_alternative<const char*>(line.content)) visit(line.content);
-  }
-}
-
 }  // namespace
-
-bool Call::ready() const { return std::all_of(lines.begin(), lines.end(), is_ready); }
-bool Call::is_bad() const { return std::any_of(lines.begin(), lines.end(), makes_bad); }
-bool Call::is_known_bad() const {
-  return std::any_of(lines.begin(), lines.end(), [](const Line& line) { return is_ready(line) && makes_bad(line); });
-}
-
-py::object Call::replays() const {
-  std::vector<Reading*> asked;
-  py::object fewest = py::none();
-  const auto take = [&](py::object found) {
-    if (!found.is_none() && (fewest.is_none() || found < fewest)) fewest = std::move(found);
-  };
-  for_each_tensor(*this, [&](const Content& content) {
-    const auto* measured = std::get_if<std::shared_ptr<Measured>>(&content);
-    if (measured == nullptr) {
-      take(std::get<ReadByPython>(content).measurement.attr("replays")());
-      return;
-    }
-    Reading* reading = (*measured)->reading().get();
-    if (reading == nullptr || std::find(asked.begin(), asked.end(), reading) != asked.end()) return;
-    asked.push_back(reading);
-    std::optional<Reading::Replays> replays;
-    {
-      const py::gil_scoped_release release;
-      replays = reading->replays(kLongestWait);
-    }
-    if (replays) take(py::make_tuple(replays->count, replays->over, replays->failure));
-  });
-  return fewest;
-}
 
 // The tensors of one call that have to be read, and the lines that show them.
 struct FrameLog::CallTensors {
@@ -431,35 +379,6 @@ void FrameLog::keep(std::shared_ptr<Call> call) {
   if (keep_ >= 0 && static_cast<int64_t>(kept_.size()) > keep_) kept_.pop_front();
 }
 
-// From the last on, which was launched last: when its row is there, so are the others of its stream.
-void FrameLog::wait_for(const Call& call) {
-  for (auto line = call.lines.rbegin(); line != call.lines.rend(); ++line) {
-    if (const auto* other = std::get_if<ReadByPython>(&line->content); other != nullptr && !is_ready(*line)) {
-      ++cost_.waits;
-      other->measurement.attr("wait")();
-    }
-    const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line->content);
-    if (measured == nullptr || (*measured)->reading() == nullptr) continue;
-    const std::shared_ptr<Reading> reading = (*measured)->reading();
-    const uint64_t before = reading->waits();
-    {
-      const py::gil_scoped_release release;
-      (*measured)->entry();
-    }
-    cost_.waits += reading->waits() - before;
-  }
-}
-
-// What no device will bring any more is no secret.
-void FrameLog::tell_of_missing(const Call& call) {
-  for (const Line& line : call.lines) {
-    const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content);
-    if (measured == nullptr || (*measured)->entry().missing.empty()) continue;
-    py::module_::import("overflowstat.measurement").attr("tell_of_missing")((*measured)->entry().missing);
-    return;
-  }
-}
-
 std::shared_ptr<Call> FrameLog::next(bool wait) {
   const auto guard = lock();
   if (wait && !queue_.empty()) wait_for(*queue_.back());
@@ -473,7 +392,7 @@ std::shared_ptr<Call> FrameLog::next(bool wait) {
     }
     queue_.pop_front();
     keep(call);
-    tell_of_missing(*call);
+    call->tell_of_missing();
     if (call->is_told || call->is_bad()) return call;
   }
   return nullptr;

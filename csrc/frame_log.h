@@ -11,49 +11,14 @@
 #include <mutex>
 #include <optional>
 #include <utility>
-#include <variant>
 #include <vector>
 
+#include "call.h"
 #include "measured.h"
 #include "unchanged.h"
 #include "walk.h"
 
 namespace overflowstat {
-
-// A tensor that Python reads, since it is none that can be read here: a place in an
-// overflowstat.measurement.Measurement.
-struct ReadByPython {
-  pybind11::object measurement;
-  size_t position;
-};
-
-// What a line shows: a word for what is no tensor, or a tensor's numbers.
-using Content = std::variant<const char*, std::shared_ptr<Measured>, ReadByPython>;
-
-struct Line {
-  uint32_t label;
-  Content content;
-  bool is_judged = true;  // whether it makes its call bad
-  uint8_t allowed = 0;    // kinds of NonFinite by which it does not
-};
-
-// One module call. Needs the GIL.
-struct Call {
-  int64_t batch_number;
-  size_t module;  // its place in the list of modules
-  bool starts_batch;
-  bool is_recompute;  // in a backward: a forward that activation checkpointing runs once more
-  bool is_told;       // it is to be shown whatever it holds
-  c10::SmallVector<Line, 6> lines;
-
-  bool ready() const;
-  // May wait.
-  bool is_bad() const;
-  // Whether some number that is there is bad, whatever is still on its way. Never waits.
-  bool is_known_bad() const;
-  // As overflowstat.recorder.Replays; None if nothing of it is read inside a CUDA graph. May wait.
-  pybind11::object replays() const;
-};
 
 constexpr uint8_t kNotShown = 0xff;
 
@@ -62,10 +27,9 @@ constexpr uint8_t kNotShown = 0xff;
 class FrameLog {
  public:
   // `keep` calls are kept when they have been judged, all if it is negative; `buffers` are shown as weights are.
-  // measure(tensors, graph) gives a
-  // Measurement of those that cannot be read here, works_on(device) tells whether the extension can read there,
-  // capture() is that of overflowstat.recorder.Recorder, items is overflowstat.capture.items, or None to see only
-  // positional arguments and tuples.
+  // measure(tensors, graph) gives a Measurement of those that cannot be read here, works_on(device) tells whether the
+  // extension can read there, capture() is that of overflowstat.recorder.Recorder, items is
+  // overflowstat.capture.items, or None to see only positional arguments and tuples.
   FrameLog(int64_t keep, bool buffers, pybind11::object measure, pybind11::object works_on, pybind11::object capture,
            pybind11::object items);
 
@@ -133,8 +97,7 @@ class FrameLog {
   void read_weights();
   void read(CallTensors& tensors, uint64_t graph, Call& call);
   void keep(std::shared_ptr<Call> call);
-  void wait_for(const Call& call);
-  static void tell_of_missing(const Call& call);
+  void wait_for(const Call& call) { cost_.waits += call.wait(); }
 
   std::recursive_mutex mutex_;
   std::vector<Module> modules_;

@@ -26,7 +26,7 @@ CSRC = TESTS.parent / "csrc"
 PACKAGE = Path(overflowstat.__file__).resolve().parent
 SOURCES = [
     TESTS / "late_device" / "recorder.cpp",
-    *(CSRC / name for name in ("bindings.cpp", "frame_log.cpp", "hook.cpp", "measured.cpp", "reading.cpp")),
+    *sorted(path for path in CSRC.glob("*.cpp") if path.name != "recorder.cpp"),
     CSRC / "cpu" / "reduce.cpp",
 ]
 
