@@ -13,6 +13,7 @@ import torch
 from device_on_cpu import DTYPES
 from expected_rows import expected_row
 from torch import Tensor, nn
+from wrapper import Wrapper
 
 
 class Selector(NamedTuple):
@@ -60,8 +61,8 @@ def plain(x: Tensor) -> Tensor:
 
 def opened(label: str, x: Tensor) -> list[tuple[str, Tensor | str]]:
     """(label, what holds numbers) of a tensor that may be one of those that hold others, as the documents tell."""
-    if type(x).__name__ == "Wrapper":
-        return [*opened(f"{label}.a", x.a), *opened(f"{label}.b", x.b)]  # type: ignore[attr-defined]
+    if isinstance(x, Wrapper):
+        return [line for name, part in x.parts.items() for line in opened(f"{label}.{name}", part)]
     if x.is_nested and x.layout == torch.jagged:
         return [(f"{label}.values", x.values()), (f"{label}.offsets", x.offsets())]  # type: ignore[attr-defined]
     if x.is_nested:

@@ -20,6 +20,7 @@ from special_tensors import with_bad
 from torch import Tensor, nn
 from torch.utils import _pytree
 from transformers.utils.generic import ModelOutput
+from wrapper import Wrapper
 
 T = TypeVar("T")
 CAN_COMPUTE = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.complex64]
@@ -66,26 +67,6 @@ class Counting(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         Counting.calls += 1
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-
-
-class Wrapper(Tensor):
-    """Has its numbers in two others, as quantized weights have."""
-
-    a: Tensor
-    b: Tensor
-
-    @staticmethod
-    def __new__(cls, a: Tensor, b: Tensor) -> Wrapper:
-        made: Wrapper = Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)
-        made.a, made.b = a, b
-        return made
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["a", "b"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(f"{func} of a wrapper: nothing may compute with it")
 
 
 class Maker:

@@ -14,7 +14,8 @@ from expected_rows import expected_row
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from value_kinds import KINDS, Kind, Untouchable, Wrapper, floats, freed, quiet
+from value_kinds import KINDS, Kind, Untouchable, floats, freed, quiet
+from wrapper import Wrapper
 
 from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError, TensorStats
 from overflowstat.errors import MonitorWarning
@@ -213,7 +214,7 @@ def has_storage(x: Any) -> bool:
 def memory(x: Tensor) -> Tensor:
     """A plain tensor in the memory of which the numbers are."""
     if isinstance(x, Wrapper):
-        return x._parts["part0"]
+        return x.parts["part0"]
     return x._values() if x.is_sparse else x
 
 

@@ -154,40 +154,37 @@ def test_a_model_that_is_wholly_on_meta_is_not_offloaded(watched: Watched) -> No
 # sharded, so that nothing is here between uses
 
 
-def test_weights_whose_storage_is_freed_between_uses_are_read_while_they_are_there(watched: Watched) -> None:
-    weight, kept = watched.layer.weight, watched.layer.weight.detach().clone()
+class Shard:
+    """A weight whose storage is there only while its module runs."""
 
-    def gather(*_: Any) -> None:
-        weight.untyped_storage().resize_(kept.nbytes)
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self.kept = weight, weight.detach().clone()
+
+    def gather(self, *_: Any) -> None:
+        self.weight.untyped_storage().resize_(self.kept.nbytes)
         with torch.no_grad():
-            weight.copy_(kept)
+            self.weight.copy_(self.kept)
 
-    def free(*_: Any) -> None:
-        weight.untyped_storage().resize_(0)
+    def free(self, *_: Any) -> None:
+        self.weight.untyped_storage().resize_(0)
 
-    free()
-    watched.layer.register_forward_pre_hook(gather)
+
+def test_weights_whose_storage_is_freed_between_uses_are_read_while_they_are_there(watched: Watched) -> None:
+    shard = Shard(watched.layer.weight)
+    shard.free()
+    watched.layer.register_forward_pre_hook(shard.gather)
     watched.attach()
-    watched.layer.register_forward_hook(free)
+    watched.layer.register_forward_hook(shard.free)
     for _ in range(2):
-        assert_is(watched.run()["weight"], kept)
-    kept.view(-1)[-1] = math.nan
+        assert_is(watched.run()["weight"], shard.kept)
+    shard.kept.view(-1)[-1] = math.nan
     assert_found(watched)
 
 
 def test_weights_whose_storage_is_freed_when_the_hook_comes_are_empty_here(watched: Watched) -> None:
-    weight, kept = watched.layer.weight, watched.layer.weight.detach().clone()
-
-    def gather(*_: Any) -> None:
-        weight.untyped_storage().resize_(kept.nbytes)
-        with torch.no_grad():
-            weight.copy_(kept)
-
-    def free(*_: Any) -> None:
-        weight.untyped_storage().resize_(0)
-
-    watched.layer.register_forward_pre_hook(gather)
-    watched.layer.register_forward_hook(free)
+    shard = Shard(watched.layer.weight)
+    watched.layer.register_forward_pre_hook(shard.gather)
+    watched.layer.register_forward_hook(shard.free)
     watched.attach()
     for _ in range(2):
         shown = watched.run()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from special_tensors import NOT_FINITE, NUMBERS, from_codes, part, random_codes, strided_views
 from torch import Tensor, nn
+from wrapper import Wrapper
 
 __all__ = ["KINDS", "Kind", "Made", "numbers", "quiet"]
 
@@ -61,27 +62,6 @@ class Untouchable(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise RuntimeError(f"{func} is not allowed here")
-
-
-class Wrapper(Tensor):
-    """Keeps its numbers in other tensors, and tells of them."""
-
-    _parts: dict[str, Tensor]
-
-    @staticmethod
-    def __new__(cls, *parts: Tensor, **options: Any) -> Wrapper:
-        made: Wrapper = Tensor._make_wrapper_subclass(cls, parts[0].shape, dtype=torch.float32, **options)
-        made._parts = {f"part{i}": value for i, value in enumerate(parts)}
-        for name, value in made._parts.items():
-            setattr(made, name, value)
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise RuntimeError(f"{func} is not allowed here")
-
-    def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        return list(self._parts), None
 
 
 class Untold(Wrapper):
