@@ -149,13 +149,16 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
+    """With "-dirty" where anything but results, which one run writes after another, differs from it."""
+    commit = _git("describe", "--always")
+    changed = _git("diff", "--name-only", "HEAD", "--", ":(top)", ":(top,exclude)benchmarks/results")
+    return f"{commit}-dirty" if commit and changed else commit
+
+
+def _git(*arguments: str) -> str | None:
     try:
         found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            capture_output=True,
-            text=True,
-            cwd=Path(__file__).parent,
-            check=False,
+            ["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
         )
     except OSError:  # no git
         return None
