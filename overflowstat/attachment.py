@@ -36,7 +36,7 @@ class Attachment:
         modules: ModuleTree,
         log: FrameLog,
         *,
-        before_root: Callable[[], None],
+        before_root: Callable[[tuple[object, ...], Mapping[str, object]], None],
         after_root: Callable[[nn.Module, object, Mapping[str, object], object], None],
         after_module: Callable[[], None],
         before_step: Callable[[Optimizer], None],
@@ -69,7 +69,7 @@ class Attachment:
             )
         try:
             entry = RootEntryHook(root, self._before_root)
-            self._handles.append(root.register_forward_pre_hook(entry, prepend=True))
+            self._handles.append(root.register_forward_pre_hook(entry, prepend=True, with_kwargs=True))
             for module, number in self._modules.numbers.items():
                 self._attach_to(number, module)
             self._handles.append(register_optimizer_step_pre_hook(OptimizerHook(self._before_step)))

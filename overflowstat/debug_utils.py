@@ -44,6 +44,8 @@ class DebugUnderflowOverflow:
         reuse_unchanged: whether a tensor that is met again in a batch is shown as it was read, see `Monitor`.
         nested: also see keyword inputs and what is inside of structures, which the original does not.
         policy: what is watched, and where numbers that are not finite are meant; the original has none.
+        verdict: say below the frames which module made the numbers, and why, see `Monitor`; for that, its forward is
+            run once more.
 
     Attributes:
         frames: texts of the frames kept for the next report.
@@ -68,6 +70,7 @@ class DebugUnderflowOverflow:
         reuse_unchanged: bool | None = None,
         nested: bool = False,
         policy: Policy | None = None,
+        verdict: bool = False,
     ) -> None:
         self._style = ReferenceStyle()
         self._monitor = Monitor(
@@ -80,6 +83,7 @@ class DebugUnderflowOverflow:
             reuse_unchanged=reuse_unchanged,
             nested=nested,
             policy=policy,
+            verdict=verdict,
             style=self._style,
         )
 

@@ -1,9 +1,7 @@
 """The hooks that a monitor puts on modules, and what they do on copies of these modules."""
 
-import sys
 import weakref
 from collections.abc import Callable, Mapping
-from types import FrameType
 
 import torch
 from torch import nn
@@ -17,7 +15,6 @@ __all__ = [
     "Record",
     "RootEntryHook",
     "RootHook",
-    "calls_in_progress",
     "inert_hook",
     "is_in_backward",
     "is_watched",
@@ -88,16 +85,16 @@ def refuse_replica(module: nn.Module) -> None:
 
 
 class RootEntryHook(_Hook):
-    """Calls callback() before each forward of the root module."""
+    """Calls callback(args, kwargs) before each forward of the root module."""
 
-    def __init__(self, root: nn.Module, callback: Callable[[], None]) -> None:
+    def __init__(self, root: nn.Module, callback: Callable[[tuple[object, ...], Kwargs], None]) -> None:
         self._root = root
         self._callback = callback
 
     @not_compiled
-    def __call__(self, module: nn.Module, args: object) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: Kwargs) -> None:
         if module is self._root:
-            self._callback()
+            self._callback(args, kwargs)
 
 
 class OptimizerHook:
@@ -129,14 +126,3 @@ def is_watched(module: nn.Module) -> bool:
 def is_in_backward() -> bool:
     """Whether autograd is running a backward in this thread. A forward there is one that is recomputed."""
     return torch._C._current_graph_task_id() != -1
-
-
-def calls_in_progress(module: nn.Module) -> int:
-    """How many calls of this module the calling thread is in, as told by its stack."""
-    count = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module:
-            count += 1
-        frame = frame.f_back
-    return count

@@ -12,18 +12,21 @@ from torch.optim import Optimizer
 
 from . import capture
 from .attachment import WATCH_COMPILED, Attachment
+from .calls import calls_in_progress
 from .captured import CapturedBatch
 from .detections import Detection, Detections
 from .dynamo import has_compiled, not_compiled
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
 from .frames import Frame
-from .hooks import calls_in_progress, is_in_backward, is_watched
+from .hooks import is_in_backward, is_watched
+from .investigation import Scene, investigate
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
 from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
+from .root_call import RootCall
 from .sinks import Printer, Sink
 from .validation import (
     check_batch_numbers,
@@ -35,6 +38,7 @@ from .validation import (
     check_optional_count,
     check_positive,
 )
+from .verdict import Verdict
 from .wholly_bad import wholly_bad_rows
 
 __all__ = ["CheckName", "Monitor", "OnDetect", "WeightsName"]
@@ -103,6 +107,13 @@ class Monitor:
             first went bad there when the monitor is removed; or call this with the `Report`, once for each place, whose
             exceptions reach the caller of the model. Later frames of a batch that went bad are not reported.
         max_reports: how many reports go to the sinks at most; None for all.
+        verdict: say of a detection which module made the numbers, and why, in the report, the exception and its
+            attribute `verdict`.
+        drill: for that, run the forward that made them once more, which tells the operation and the line: that of the
+            smallest module in progress that was given finite numbers, or else of the whole model. The user's code runs
+            twice then, with the same random numbers if it is the whole; tensors that it writes to are put back, other
+            objects are not, and where it is given some that it may write to, as a cache, it is not run. By default on
+            where only one process runs.
         style: how things are worded.
         sinks: where frames and reports go; by default they are printed. One that has an attribute `every_frame` which
             is true is given all frames, others those that are traced or bad.
@@ -131,6 +142,8 @@ class Monitor:
         policy: Policy | None = None,
         on_detect: OnDetect = "raise",
         max_reports: int | None = None,
+        verdict: bool = True,
+        drill: bool | None = None,
         style: Style | None = None,
         sinks: Sequence[Sink] | None = None,
     ) -> None:
@@ -152,8 +165,10 @@ class Monitor:
             raise TypeError(f"policy={policy!r}: must be an overflowstat.Policy, not {type(policy).__name__}")
         self._on_detect = on_detect if callable(on_detect) else check_one_of("on_detect", on_detect, ON_DETECT)
         self._max_reports = check_optional_count("max_reports", max_reports)
+        self._says_verdict = check_bool("verdict", verdict)
+        self._drill = check_optional_bool("drill", drill)
         self._detections = Detections()
-        recorder = make_recorder(recorder)
+        self._recorder = recorder = make_recorder(recorder)
         self._style = style or OwnStyle()
         self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
         self._tells_all = any(getattr(sink, "every_frame", False) for sink in self._sinks)
@@ -163,6 +178,8 @@ class Monitor:
         self._captured: list[CapturedBatch] = []
         self._captured_calls = 0
         self._raised_in_batch: int | None = None
+        self._last_bad_batch: int | None = None
+        self._root_call: RootCall | None = None
         self._reports = 0
         self._told_of_silence = False
         self._counts_batches = False  # or something has ended one, or will
@@ -324,14 +341,14 @@ class Monitor:
     def _root_calls(self) -> list[BaseException | None]:
         return self._root_calls_of.setdefault(threading.get_ident(), [])
 
-    def _before_root(self) -> None:
+    def _before_root(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if is_in_backward():
             return
         with self._lock:
             self._counts_batches = True
             calls = self._root_calls()
             if calls:  # a root that calls itself, or one that a KeyboardInterrupt left without its hook
-                running = calls_in_progress(self.model) - 1
+                running = sum(call.module is self.model for call in calls_in_progress()) - 1
                 if running < len(calls):
                     del calls[running:]
                     self._end_batch()
@@ -340,6 +357,8 @@ class Monitor:
                 self._configure_batch()
             if self._check == "step":
                 self._settle(wait=True)
+            if not calls and self._says_verdict and self._drill is not False and not is_capturing():
+                self._root_call = RootCall.begins(self.batch_number, self.model, args, kwargs)
             calls.append(sys.exc_info()[1])
 
     def _after_root(self, root: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:
@@ -373,7 +392,10 @@ class Monitor:
                 else:  # nothing has run, so that no batch has ended
                     captured.has_root = captured.is_complete = True
                     self._start_batch()
-            self._settle(wait=self._check != "step" or traced)
+            try:
+                self._settle(wait=self._check != "step" or traced)
+            finally:
+                self._root_call = None
 
     def _leave_root(self) -> None:
         calls = self._root_calls()
@@ -441,10 +463,11 @@ class Monitor:
                 sink.frame(frame, traced)
         if frame.bad_lines:
             self.detected_overflow = True
+            last_bad_batch, self._last_bad_batch = self._last_bad_batch, frame.batch_number
             if not traced and frame.batch_number != self._raised_in_batch:
-                self._detect(frame)
+                self._detect(frame, last_bad_batch)
 
-    def _detect(self, bad: Frame) -> None:
+    def _detect(self, bad: Frame, last_bad_batch: int | None) -> None:
         before = self._log.kept()[:-1]
         first = bad.lines.index(bad.bad_lines[0])
         tensor = None if is_capturing() else self._log.tensor(first)
@@ -453,6 +476,7 @@ class Monitor:
             () if self._keep == 0 else (*before, bad),
             bad,
             None if tensor is None else wholly_bad_rows(tensor),
+            self._verdict(bad, before, last_bad_batch) if self._says_verdict else None,
         )
         self._log.clear_kept()
         self._raised_in_batch = bad.batch_number
@@ -466,13 +490,49 @@ class Monitor:
             for sink in self._sinks:
                 sink.report(report)
         if raises:
-            raise NonFiniteError(self._style.detected(report), report.batch_number, report.frames)
+            raise NonFiniteError(self._style.detected(report), report.batch_number, report.frames, report.verdict)
         if not is_new:
             return
         if callable(self._on_detect):
             self._on_detect(report)
         else:
             warn_user(self._style.detected(report))
+
+    def _verdict(self, bad: Frame, before: Sequence[Frame], last_bad_batch: int | None) -> Verdict:
+        names = {module: name for name, module in self.model.named_modules()}
+        calls = [call for call in calls_in_progress() if call.module in names]
+        is_current = self._log.pending == 0 and bool(calls) and names[calls[0].module] == bad.module
+        root_call = self._root_call
+        if root_call is not None and root_call.batch_number != bad.batch_number:
+            root_call = None
+        if not is_current:
+            calls = [call for call in calls[-1:] if root_call is not None and call.module is self.model]
+        earlier = (bad.batch_number - 1) // self._every_n * self._every_n
+        scene = Scene(
+            bad,
+            before,
+            calls,
+            is_current,
+            names,
+            self._recorder,
+            self._why_no_drill(bad),
+            root_call,
+            earlier if earlier >= 0 and earlier != last_bad_batch else None,
+        )
+        self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)  # what is run again
+        try:
+            return investigate(scene)
+        finally:
+            self._configure_batch()
+
+    def _why_no_drill(self, bad: Frame) -> str:
+        if self._drill is False:
+            return "drill=False"
+        if bad.is_recompute or is_in_backward() or is_capturing():
+            return "a backward, or a CUDA graph, is not run again"
+        if self._drill is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            return "more than one process runs; drill=True runs it again all the same"
+        return ""
 
     def _explain(self, exception: BaseException) -> None:
         """The numbers may have gone bad before something else raised: then that exception says so, too."""

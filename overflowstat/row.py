@@ -3,7 +3,7 @@
 import enum
 from typing import NamedTuple
 
-__all__ = ["NOTHING", "NonFinite", "Row"]
+__all__ = ["NOTHING", "NonFinite", "Row", "is_new"]
 
 
 class NonFinite(enum.Flag):
@@ -24,6 +24,12 @@ class NonFinite(enum.Flag):
 
 
 NOTHING = NonFinite(0)
+
+
+def is_new(kinds: NonFinite, before: NonFinite) -> bool:
+    """Whether what bears `kinds` bears more than what it was made of. An infinity may have been negated."""
+    infinite = NonFinite.POSINF | NonFinite.NEGINF
+    return bool(kinds & NonFinite.NAN & ~before) or (bool(kinds & infinite) and not before & infinite)
 
 
 class Row(NamedTuple):

@@ -1,0 +1,74 @@
+"""The module calls that the calling thread is in, and the lines of the user's code there, as told by its stack."""
+
+import linecache
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+__all__ = ["Call", "Source", "calls_in_progress", "user_source"]
+
+# What is not the user's own. A trailing separator, since there are packages whose names begin with these.
+_NOT_THE_USERS = (*(os.path.join(os.path.dirname(file), "") for file in (torch.__file__, __file__)), "<frozen ")
+_DEMO = os.path.join(os.path.dirname(__file__), "demo.py")  # which shows what users would see of theirs
+
+
+class Source(NamedTuple):
+    """A line of Python."""
+
+    place: str
+    """As "model.py:17"."""
+    code: str
+    """The line itself, or nothing where its file is not to be had."""
+
+
+class Call(NamedTuple):
+    """A module call that has not returned."""
+
+    module: nn.Module
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+    """These as forward was given them, after the hooks that come before it."""
+    result: object
+    """What forward gave; None before it has."""
+    source: Source | None
+    """What the user's code is at in it; None for a module whose forward is torch's own."""
+
+
+def calls_in_progress() -> Iterator[Call]:
+    """The innermost first."""
+    inside: FrameType | None = None  # the frame of the user's code that was met last
+    for frame in _stack():
+        if frame.f_code is nn.Module._call_impl.__code__:
+            found, at = frame.f_locals, inside and _source(inside)
+            yield Call(found["self"], tuple(found["args"]), dict(found["kwargs"]), found.get("result"), at)
+            inside = None
+        elif inside is None and _is_the_users(frame):
+            inside = frame
+
+
+def user_source() -> Source | None:
+    """The innermost line of the user's code; None where all of it is torch's."""
+    return next((_source(frame) for frame in _stack() if _is_the_users(frame)), None)
+
+
+def _stack() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_the_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file == _DEMO or not file.startswith(_NOT_THE_USERS)
+
+
+def _source(frame: FrameType) -> Source:
+    file = frame.f_code.co_filename
+    code = linecache.getline(file, frame.f_lineno, frame.f_globals).strip()
+    return Source(f"{os.path.basename(file)}:{frame.f_lineno}", code)

@@ -1,0 +1,229 @@
+"""The operations of a forward, each looked at: where numbers that are not finite were born, and what bears them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from . import capture
+from .calls import Source, calls_in_progress, user_source
+from .cause import Cause, Operation, find_cause
+from .measurement import measure
+from .operation_names import EMPTY
+from .recorder import Recorder
+from .row import NOTHING, NonFinite, is_new
+from .stats import TensorStats
+from .verdict import Operand
+
+__all__ = ["Birth", "Operations"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Birth:
+    """An operation that gave numbers which are not finite, and was given none of their kind."""
+
+    number: int
+    """Of those before."""
+    operation: str
+    source: Source | None
+    module: nn.Module
+    """The innermost whose forward was running."""
+    operands: tuple[Operand, ...]
+    cause: Cause
+
+
+class _Given:
+    """Where numbers come from that were there before, or that the code wrote down as they are."""
+
+
+GIVEN = _Given()
+Origin = Birth | _Given
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While this is entered, the results of each operation are read, and what they bear is followed from its birth on.
+
+    What was there before and is written to is put back by `restore`.
+
+    Cost: a pass over the results of each operation, and a wait for their device; over its operands where a result is
+    bad; a copy of what is written to, for as long as the operation runs, and for good where it was there before.
+
+    Args:
+        recorder: what reads.
+        module: whose forward runs in it.
+        fill_empty: whether memory that is not initialised is filled with NaN, so that its use shows.
+    """
+
+    def __init__(self, recorder: Recorder, module: nn.Module, fill_empty: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+        self._module = module
+        self._depth = sum(1 for _ in calls_in_progress())
+        self._fill_empty = fill_empty
+        self._origins: dict[int, Origin] = {}  # of what bears something, by its storage
+        self._made: set[int] = set()  # storages; where one is freed, only one that is made here can take its place
+        self._overwritten: list[tuple[Tensor, Tensor]] = []
+        self._births = 0
+        self.has_seen_empty = False
+        """Whether there was memory that is not initialised."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = _arguments(function, args, kwargs)
+        written = list(_tensors([given[name] for name in _written(function) if name in given]))
+        copies = self._copies(written)
+        results = function(*args, **kwargs)
+        known = {_storage(tensor) for tensor in _tensors(given)}
+        made = [tensor for tensor in _tensors(results) if _storage(tensor) not in known]
+        self._made.update(map(_storage, made))
+        if _name(function) in EMPTY:
+            self.has_seen_empty = True
+            if self._fill_empty:
+                _fill(made)
+        self._follow(function, given, copies, [*made, *written])
+        return results
+
+    def bad_among(self, values: object) -> Tensor | None:
+        """The first tensor in a structure that holds a number which is not finite."""
+        with _disable_current_modes():  # this one: reading is no operation of the code
+            found = (value for _, value in capture.outputs(values, nested=True) if isinstance(value, Tensor))
+            return next((tensor for tensor in found if self._kinds(tensor)), None)
+
+    def birth_of(self, tensor: Tensor) -> Birth | None:
+        """Of what this one bears; None if it was given."""
+        origin = self._origins.get(_storage(tensor), GIVEN)
+        return origin if isinstance(origin, Birth) else None
+
+    def restore(self) -> None:
+        """What was there before and was written to, as it was."""
+        with torch.no_grad():
+            for tensor, copy in reversed(self._overwritten):
+                with _unsafe_preserve_version_counter(tensor):
+                    tensor.copy_(copy)
+        self._overwritten.clear()
+
+    def _copies(self, written: Sequence[Tensor]) -> dict[int, Tensor]:
+        copies = {id(tensor): tensor.detach().clone() for tensor in written}
+        self._overwritten += [(t.detach(), copies[id(t)]) for t in written if _storage(t) not in self._made]
+        return copies
+
+    def _follow(
+        self, function: Any, given: Mapping[str, object], copies: Mapping[int, Tensor], results: Sequence[Tensor]
+    ) -> None:
+        inherited: Origin | None = None
+        before = NOTHING
+        was_traced = False
+        for result in results:
+            kinds = self._kinds(result)
+            storage = _storage(result)
+            if not kinds:
+                if _is_whole(result):
+                    self._origins.pop(storage, None)
+                continue
+            if not was_traced:
+                was_traced = True
+                inherited, before = self._heritage(given, copies)
+            if inherited is None or (inherited is GIVEN and is_new(kinds, before)):
+                inherited = self._birth(function, given, copies, result)
+            self._origins[storage] = inherited
+
+    def _heritage(self, given: Mapping[str, object], copies: Mapping[int, Tensor]) -> tuple[Origin | None, NonFinite]:
+        """What the operands bear: the earliest birth, or GIVEN, or None if they bear nothing; and its kinds."""
+        found: list[Origin] = []
+        kinds = NOTHING
+        for tensor in _tensors(given):
+            if borne := self._kinds(copies.get(id(tensor), tensor)):
+                kinds |= borne
+                found.append(self._origins.get(_storage(tensor), GIVEN))
+        for number in (value for value in _pytree.tree_leaves(given) if isinstance(value, float)):
+            if number - number != 0:
+                kinds |= NonFinite.of(number != number, number > 0, number < 0)
+                found.append(GIVEN)
+        births = [origin for origin in found if isinstance(origin, Birth)]
+        if births:
+            return min(births, key=lambda birth: birth.number), kinds
+        return (GIVEN if found else None), kinds
+
+    def _birth(self, function: Any, given: Mapping[str, object], copies: Mapping[int, Tensor], result: Tensor) -> Birth:
+        self._births += 1
+        before: dict[str, object] = _pytree.tree_map_only(Tensor, lambda t: copies.get(id(t), t), dict(given))
+        stats = self._stats(result)
+        cause = Cause("unknown", "")
+        if isinstance(stats, TensorStats) and stats.first_bad is not None:
+            cause = find_cause(Operation(function, _name(function), before, result, stats.first_bad))
+        operands = [Operand(name, self._stats(x) if isinstance(x, Tensor) else str(x)) for name, x in before.items()]
+        calls = list(calls_in_progress())
+        return Birth(
+            self._births,
+            _full_name(function),
+            user_source(),
+            calls[0].module if len(calls) > self._depth else self._module,
+            (*operands, Operand("result", stats)),
+            cause,
+        )
+
+    def _kinds(self, tensor: Tensor) -> NonFinite:
+        parts = [part for _, part in capture.opened("", tensor) if isinstance(part, Tensor)]
+        measurement = measure(self._recorder, parts)
+        kinds = NOTHING
+        for i in range(len(parts)):
+            kinds |= measurement.non_finite(i)
+        return kinds
+
+    def _stats(self, tensor: Tensor) -> TensorStats | str:
+        return measure(self._recorder, [tensor]).content(0)
+
+
+def _arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:
+    """By the names in the schema, as far as they were given; those of an operation without one are numbered."""
+    schema = getattr(function, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema else map(str, range(len(args)))
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _written(function: Any) -> list[str]:
+    schema = getattr(function, "_schema", None)
+    arguments = schema.arguments if schema else []
+    return [argument.name for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write]
+
+
+def _name(function: Any) -> str:
+    name = _full_name(function).rpartition(".")[2]
+    return name[:-1] if name.endswith("_") else name
+
+
+def _full_name(function: Any) -> str:
+    """As "aten.div_"."""
+    return str(getattr(function, "overloadpacket", function))
+
+
+def _fill(tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(float("nan"))
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether it is all that is in its storage."""
+    try:
+        return tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()
+    except Exception:  # of a subclass's own making
+        return True
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except Exception:  # of one that has none
+        return id(tensor)
+
+
+def _tensors(values: object) -> Iterator[Tensor]:
+    return (value for value in _pytree.tree_leaves(values) if isinstance(value, Tensor))
