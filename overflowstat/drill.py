@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 from .calls import Call
+from .capture import is_wrapper
+from .kept_tensors import KeptTensors
 from .operations import Birth, Operations
 from .recorder import Recorder
 from .run_state import RunState
+from .stats import apart_from_the_run, shape_of
 
 __all__ = ["Drilled", "drill", "why_not_again"]
 
@@ -58,10 +62,11 @@ def drill(call: Call, target: nn.Module, recorder: Recorder, state: RunState) ->
     """
     if reason := why_not_again(call):
         return Drilled(reason=reason)
-    operations = Operations(recorder, call.module)
-    found = _run(call, target, operations, state)
+    kept = KeptTensors()
+    operations = Operations(recorder, call.module, kept)
+    found = _run(call, target, operations, kept, state)
     if operations.has_seen_empty and found.birth is None and found.given is None:
-        again = _run(call, target, Operations(recorder, call.module, fill_empty=True), state)
+        again = _run(call, target, Operations(recorder, call.module, kept, fill_empty=True), kept, state)
         if again.birth is not None and again.birth.cause.kind == "uninitialised":
             return again
     return found
@@ -78,7 +83,7 @@ def why_not_again(call: Call) -> str:
     return ""
 
 
-def _run(call: Call, target: nn.Module, operations: Operations, state: RunState) -> Drilled:
+def _run(call: Call, target: nn.Module, operations: Operations, kept: KeptTensors, state: RunState) -> Drilled:
     def look(values: object) -> None:
         if (tensor := operations.bad_among(values)) is not None:
             raise _Found(tensor)
@@ -87,10 +92,19 @@ def _run(call: Call, target: nn.Module, operations: Operations, state: RunState)
     if target is not call.module:
         hooks.append(target.register_forward_pre_hook(lambda module, a, kw: look((a, kw)), with_kwargs=True))
         hooks.append(target.register_forward_hook(lambda module, a, kw, output: look(output), with_kwargs=True))
+    with apart_from_the_run():
+        # Running statistics, too, of which the schema of batch norm does not tell that they are written to.
+        kept.keep(buffer for buffer in call.module.buffers() if not is_wrapper(buffer))
     # Containers are new ones, so that what the forward puts into them is not in those of the user.
     args, kwargs = _pytree.tree_map(lambda value: value, (call.args, dict(call.kwargs)))
     try:
-        with torch.no_grad(), _buffers_kept(call.module), state.restored(), _without_autocast_cache(), _eager():
+        with (
+            torch.no_grad(),
+            _members_kept(call.module, (args, kwargs)),
+            state.restored(),
+            _without_autocast_cache(),
+            _eager(),
+        ):
             with operations:
                 output = call.module.forward(*args, **kwargs)
             if target is call.module:
@@ -103,20 +117,37 @@ def _run(call: Call, target: nn.Module, operations: Operations, state: RunState)
     finally:
         for hook in hooks:
             hook.remove()
-        operations.restore()
+        with apart_from_the_run():
+            kept.put_back()
     return Drilled(reason="run again, it gave finite numbers")
 
 
 @contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Also where a forward puts new tensors in their place."""
-    kept = [(each, dict(each._buffers)) for each in module.modules()]
+def _members_kept(module: nn.Module, given: object) -> Iterator[None]:
+    """Parameters, buffers and what was given, where the forward puts other tensors or other memory in their place."""
+    members: list[dict[str, Any]] = [each for part in module.modules() for each in (part._parameters, part._buffers)]
+    kept = [(each, dict(each)) for each in members]
+    tensors = [value for each in members for value in each.values()] + _pytree.tree_leaves(given)
+    with apart_from_the_run():
+        memory = [(t, t.data) for t in tensors if isinstance(t, Tensor) and not is_lazy(t) and not is_wrapper(t)]
     try:
         yield
     finally:
-        for each, buffers in kept:
-            each._buffers.clear()
-            each._buffers.update(buffers)
+        for each, values in kept:
+            each.clear()
+            each.update(values)
+        with apart_from_the_run():
+            for tensor, data in memory:
+                if _place(tensor) != _place(data):
+                    tensor.data = data
+
+
+def _place(tensor: Tensor) -> object:
+    """Which memory a tensor is in, and how; None for one without storage."""
+    try:
+        return tensor.untyped_storage()._cdata, tensor.storage_offset(), shape_of(tensor)
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from . import capture
 from .calls import Call, Source
 from .drill import Drilled, drill
 from .frames import Frame
@@ -14,10 +15,12 @@ from .origin import Origin, find_origin, is_weight
 from .recorder import Recorder
 from .root_call import RootCall
 from .run_state import RunState
-from .stats import TensorStats
+from .stats import TensorStats, apart_from_the_run
 from .verdict import Kind, Operand, Verdict
 
-__all__ = ["Scene", "investigate"]
+__all__ = ["FAILED", "Scene", "investigate"]
+
+FAILED = "the search for it failed"
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,23 @@ class Scene:
 
 
 def investigate(scene: Scene) -> Verdict:
-    """What can be said of the cause of a detection.
+    """What can be said of the cause of a detection. Raises nothing: the detection is what matters.
 
     Cost: a pass over the inputs of calls in progress, and where something may be run again what `drill` costs.
     """
+    try:
+        return _investigate(scene)
+    except Exception as error:  # of tensors or code of a kind that was not thought of
+        bad = scene.bad
+        line = next(line for line in bad.bad_lines if line.is_judged)
+        text = f"  {'cause':<10}  not known: {FAILED}: {type(error).__name__}: {error}"
+        return Verdict(bad.batch_number, bad.module, bad.class_name, line.label, False, "unknown", text=text)
+
+
+def _investigate(scene: Scene) -> Verdict:
     bad = scene.bad
-    origin = find_origin(bad, scene.frames, scene.calls, scene.is_current, scene.names, scene.recorder)
+    with apart_from_the_run():
+        origin = find_origin(bad, scene.frames, scene.calls, scene.is_current, scene.names, scene.recorder)
     if origin.where == "outside" and scene.root_call is not None and scene.root_call.has_written_to_inputs():
         origin = replace(origin, where="overwritten")
     drilled = _drilled(scene, origin)
@@ -107,7 +121,7 @@ def _candidates(scene: Scene, origin: Origin) -> Iterator[tuple[Call, RunState]]
 
 
 def _devices(module: nn.Module) -> set[torch.device]:
-    return {weight.device for weight in module.parameters()}
+    return {device for each in module.modules() for device in capture.devices(each)}
 
 
 def _kind(origin: Origin, birth: Birth | None) -> tuple[Kind, str]:

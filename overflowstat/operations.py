@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from . import capture
 from .calls import Source, calls_in_progress, user_source
 from .cause import Cause, Operation, find_cause
+from .kept_tensors import KeptTensors
 from .measurement import measure
 from .operation_names import EMPTY
 from .recorder import Recorder
@@ -48,18 +48,17 @@ Origin = Birth | _Given
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While this is entered, the results of each operation are read, and what they bear is followed from its birth on.
 
-    What was there before and is written to is put back by `restore`.
-
     Cost: a pass over the results of each operation, and a wait for their device; over its operands where a result is
-    bad; a copy of what is written to, for as long as the operation runs, and for good where it was there before.
+    bad; a copy of what is written to, for as long as the operation runs.
 
     Args:
         recorder: what reads.
         module: whose forward runs in it.
+        kept: where what was there before is kept when it is written to.
         fill_empty: whether memory that is not initialised is filled with NaN, so that its use shows.
     """
 
-    def __init__(self, recorder: Recorder, module: nn.Module, fill_empty: bool = False) -> None:
+    def __init__(self, recorder: Recorder, module: nn.Module, kept: KeptTensors, fill_empty: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
         self._module = module
@@ -67,7 +66,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fill_empty = fill_empty
         self._origins: dict[int, Origin] = {}  # of what bears something, by its storage
         self._made: set[int] = set()  # storages; where one is freed, only one that is made here can take its place
-        self._overwritten: list[tuple[Tensor, Tensor]] = []
+        self._kept = kept
         self._births = 0
         self.has_seen_empty = False
         """Whether there was memory that is not initialised."""
@@ -75,7 +74,10 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._run(function, args, kwargs or {})
+
+    def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = _arguments(function, args, kwargs)
         written = list(_tensors([given[name] for name in _written(function) if name in given]))
         copies = self._copies(written)
@@ -92,7 +94,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def bad_among(self, values: object) -> Tensor | None:
         """The first tensor in a structure that holds a number which is not finite."""
-        with _disable_current_modes():  # this one: reading is no operation of the code
+        # Without this mode, too: reading is no operation of the forward.
+        with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
             found = (value for _, value in capture.outputs(values, nested=True) if isinstance(value, Tensor))
             return next((tensor for tensor in found if self._kinds(tensor)), None)
 
@@ -101,18 +104,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origin = self._origins.get(_storage(tensor), GIVEN)
         return origin if isinstance(origin, Birth) else None
 
-    def restore(self) -> None:
-        """What was there before and was written to, as it was."""
-        with torch.no_grad():
-            for tensor, copy in reversed(self._overwritten):
-                with _unsafe_preserve_version_counter(tensor):
-                    tensor.copy_(copy)
-        self._overwritten.clear()
-
     def _copies(self, written: Sequence[Tensor]) -> dict[int, Tensor]:
-        copies = {id(tensor): tensor.detach().clone() for tensor in written}
-        self._overwritten += [(t.detach(), copies[id(t)]) for t in written if _storage(t) not in self._made]
-        return copies
+        self._kept.keep(tensor for tensor in written if _storage(tensor) not in self._made)
+        return {id(tensor): tensor.detach().clone() for tensor in written}
 
     def _follow(
         self, function: Any, given: Mapping[str, object], copies: Mapping[int, Tensor], results: Sequence[Tensor]
@@ -170,7 +164,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _kinds(self, tensor: Tensor) -> NonFinite:
-        parts = [part for _, part in capture.opened("", tensor) if isinstance(part, Tensor)]
+        # Zeros that have no memory cannot be read below the layer of torch that stands in for it, where a mode runs.
+        opened = [part for _, part in capture.opened("", tensor) if isinstance(part, Tensor)]
+        parts = [part for part in opened if not part._is_zerotensor()]
         measurement = measure(self._recorder, parts)
         kinds = NOTHING
         for i in range(len(parts)):
@@ -178,7 +174,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return kinds
 
     def _stats(self, tensor: Tensor) -> TensorStats | str:
-        return measure(self._recorder, [tensor]).content(0)
+        return "zeros" if tensor._is_zerotensor() else measure(self._recorder, [tensor]).content(0)
 
 
 def _arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, object]:

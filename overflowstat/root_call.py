@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from . import capture
 from .run_state import RunState
 
 __all__ = ["RootCall"]
@@ -26,10 +28,16 @@ class RootCall:
         cls, batch_number: int, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> "RootCall":
         """Cost: some microseconds."""
-        device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+        found = (capture.devices(module) for module in model.modules())
+        devices: set[torch.device] = next(filter(None, found), set())
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        inputs = tuple((weakref.ref(tensor), tensor._version) for tensor in tensors if not tensor.is_inference())
-        return cls(batch_number, RunState.now([device]), inputs)
+        return cls(batch_number, RunState.now(devices), tuple((weakref.ref(t), _version(t)) for t in tensors))
 
     def has_written_to_inputs(self) -> bool:
-        return any((tensor := known()) is not None and tensor._version != version for known, version in self.inputs)
+        return any((tensor := known()) is not None and _version(tensor) != version for known, version in self.inputs)
+
+
+def _version(tensor: Tensor) -> int:
+    """0 where none is kept."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -79,6 +79,20 @@ class Maker:
         self.calls_left = 0
         self.leaves: list[Tensor] = []  # that have gradients
         self.badness = self.choice([0.0, 0.0, 0.01, 0.05, 0.3])
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What is drawn in this block is drawn once more after it."""
+        states = self.random.getstate(), self.numpy.bit_generator.state, self.torch.get_state()
+        calls_left, leaves, counted = self.calls_left, len(self.leaves), Counting.calls
+        try:
+            yield
+        finally:
+            self.random.setstate(states[0])
+            self.numpy.bit_generator.state = states[1]
+            self.torch.set_state(states[2])
+            self.calls_left, Counting.calls = calls_left, counted
+            del self.leaves[leaves:]
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability

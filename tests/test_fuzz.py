@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from brute_force import BruteForce, Detection, Frame, Line, all_bits, walk
 from random_models import Boom, Case, Counting
 from torch import Tensor
 
-from overflowstat import Monitor, NonFiniteError, Policy, frames
+from overflowstat import Monitor, NonFiniteError, Policy, frames, investigation
+from overflowstat.drill import Drilled, drill
 from overflowstat.recorder import RecorderName
 from overflowstat.report import Report
 
@@ -118,8 +121,11 @@ def check_case(seed: int, recorder_name: RecorderName) -> None:
     before = torch.random.get_rng_state()
     monitor = Monitor(case.model, **options)
     assert torch.equal(torch.random.get_rng_state(), before)
-    found = Run(case)
+    with patch("overflowstat.investigation.drill", kept_by(case)):
+        found = Run(case)
 
+    for verdict in [report.verdict for report in reports] + [found.error.verdict if found.error else None]:
+        assert verdict is None or investigation.FAILED not in verdict.text, verdict.text
     detections = truth.detections()
     if case.raises and detections:
         first = detections[0]
@@ -141,6 +147,16 @@ def check_case(seed: int, recorder_name: RecorderName) -> None:
     if case.tells_all:
         assert_same_frames(sink.frames, truth.frames[:until])
     monitor.remove()
+
+
+def kept_by(case: Case) -> Callable[..., Drilled]:
+    """A module that is run again draws from what is no part of torch, which a monitor does not put back."""
+
+    def kept(*args: Any) -> Drilled:
+        with case.maker.kept():
+            return drill(*args)
+
+    return kept
 
 
 def assert_same_frames(found: list[Frame], expected: list[Frame]) -> None:
