@@ -4,8 +4,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
@@ -196,6 +197,7 @@ class Monitor:
             buffers=check_bool("buffers", buffers),
             policy=policy,
         )
+        self._sees: dict[str, Any] = {"recorder": recorder, "nested": nested, "buffers": buffers, "policy": policy}
         self._modules = ModuleTree(model, policy.watches if policy is not None else lambda name, module: True)
         self._attachment = Attachment(
             self._modules,
@@ -265,6 +267,29 @@ class Monitor:
                 self._end_batch()
                 self._settle(wait=self._check != "step" or traced)
             self._attachment.follow_changes()
+
+    def drill(self, *args: Any, **kwargs: Any) -> Verdict | None:
+        """Run the model on a batch, judge every module as it is called, and say what makes numbers bad; None if all
+        are finite.
+
+        For what was found too late to be run again, as with `check="step"`. No gradients are recorded, and nothing is
+        counted or told to the sinks; but the user's code runs, and what it changes stays changed. Raises what it
+        raises.
+        """
+        found: list[Report] = []
+        is_attached = self._attachment.is_attached
+        self.disable()
+        try:
+            with torch.no_grad(), self._another(found.append):
+                self.model(*args, **kwargs)
+        finally:
+            if is_attached:
+                self.enable()
+        return found[0].verdict if found else None
+
+    def _another(self, on_detect: OnDetect) -> "Monitor":
+        """That sees the same of the model, and judges each module as it is called."""
+        return Monitor(self.model, check="module", drill=True, on_detect=on_detect, sinks=[], **self._sees)
 
     def remove(self) -> None:
         """Detach from the model, then `check()`. Frames and counts stay; calling it again does nothing."""
@@ -357,7 +382,7 @@ class Monitor:
                 self._configure_batch()
             if self._check == "step":
                 self._settle(wait=True)
-            if not calls and self._says_verdict and self._drill is not False and not is_capturing():
+            if not calls and self._says_verdict and not is_capturing():
                 self._root_call = RootCall.begins(self.batch_number, self.model, args, kwargs)
             calls.append(sys.exc_info()[1])
 

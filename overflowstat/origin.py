@@ -32,7 +32,7 @@ class Origin:
     - passed on: a module gave it that may, by the policy.
     - made here: in the module that shows it.
     - made between: in the forward of a module that calls it, after the last of its children before.
-    - overwritten: the module wrote its output over its input, which no longer tells what it was.
+    - overwritten: what was given to it is written over, and no longer tells what it was.
     - unknown: its call is over, so that what was around it is not to be had.
     """
     line: Line
@@ -83,9 +83,9 @@ def find_origin(
             if overwritten or not is_current:
                 return Origin("overwritten" if overwritten else "unknown", line, None, call)
             return Origin("made between", line, names.get(call.module), call)
-    if overwritten:
-        return Origin("overwritten", line)
-    return Origin("outside", line, None, None, given_as) if around else Origin("unknown", line)
+    if own is not None and not around:
+        given_as = line.label
+    return Origin("outside", line, None, None, given_as) if given_as else Origin("unknown", line)
 
 
 def is_weight(frame: Frame, line: Line) -> bool:

@@ -123,7 +123,7 @@ def detect(
     """The error that `call` raises on a model that overflows in the second of four modules, and which of them ran."""
     ran: list[str] = []
     model = chain(ran, a=same, b=overflow, c=same, d=same)
-    monitor = Monitor(model, recorder=late(), check=check)
+    monitor = Monitor(model, recorder=late(), check=check, verdict=False)
     with pytest.raises(NonFiniteError) as raised:
         call(model, monitor)
     return raised.value, ran
@@ -196,6 +196,35 @@ def test_the_report_is_the_same_whenever_it_is_made(
     assert reports[0] == reports[1] == reports[2]
 
 
+@pytest.mark.parametrize(("check", "ran"), [("module", "ab b"), ("batch", "abcd ab")])
+def test_a_verdict_runs_again_what_is_still_in_progress(late: type[LateRecorder], check: CheckName, ran: str) -> None:
+    names: list[str] = []
+    model = chain(names, a=same, b=overflow, c=same, d=same)
+    Monitor(model, recorder=late(), check=check, sinks=[])
+    with pytest.raises(NonFiniteError) as raised:
+        model(X)
+    verdict = raised.value.verdict
+    assert verdict is not None and names == list(ran.replace(" ", ""))
+    assert (verdict.module, verdict.label, verdict.operation) == ("1", "output", "aten.mul")
+    assert verdict.source == f"test_check.py:{overflow.__code__.co_firstlineno + 1}"
+
+
+def test_a_verdict_on_a_forward_that_is_over_says_how_to_get_the_operation(late: type[LateRecorder]) -> None:
+    names: list[str] = []
+    model = chain(names, a=same, b=overflow)
+    monitor = Monitor(model, recorder=late(), check="step", sinks=[])
+    model(X)
+    with pytest.raises(NonFiniteError) as raised:
+        model(torch.zeros(2).as_subclass(Foreign))
+    verdict = raised.value.verdict
+    assert verdict is not None and names == ["a", "b"]
+    assert (verdict.module, verdict.produced, verdict.operation) == ("1", True, None)
+    assert "monitor.drill(batch)" in verdict.text
+    again = monitor.drill(X)
+    assert again is not None and again.operation == "aten.mul" and monitor.batch_number == 1
+    assert monitor.drill(torch.zeros(2).as_subclass(Foreign)) is None
+
+
 def test_what_has_arrived_is_judged_by_the_next_hook_without_a_wait(late: type[LateRecorder]) -> None:
     ran: list[str] = []
     recorder = late()
@@ -205,7 +234,7 @@ def test_what_has_arrived_is_judged_by_the_next_hook_without_a_wait(late: type[L
         return x
 
     model = chain(ran, a=overflow, b=same, c=arrive, d=same)
-    Monitor(model, recorder=recorder, sinks=[])
+    Monitor(model, recorder=recorder, sinks=[], verdict=False)
     with pytest.raises(NonFiniteError) as raised:
         model(X)
     assert ran == ["a", "b", "c"] and [f.module for f in raised.value.frames] == ["0"]
@@ -253,7 +282,7 @@ def test_a_bad_value_in_host_memory_raises_in_its_module_after_what_ran_before_i
         ran: list[str] = []
         recorder = LateAtFirst()
         model = chain(ran, a=first, b=overflow, c=same)
-        Monitor(model, recorder=recorder, sinks=[])
+        Monitor(model, recorder=recorder, sinks=[], verdict=False)
         with pytest.raises(NonFiniteError) as raised:
             model(X)
         assert ran == ["a", "b"] and raised.value.frames[-1].module == bad

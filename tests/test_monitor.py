@@ -81,7 +81,11 @@ def test_an_error_tells_batch_and_frames(recorder_name: RecorderName) -> None:
     )
     assert str(error) == (
         "overflowstat: inf in batch 1, first in 1 (Scale), output: 1 of 6 is +inf, 1 of 6 is -inf, first at [0, 2]; "
-        "float16, shape [2, 3]"
+        "float16, shape [2, 3]\n"
+        "  made here   its inputs and weights are finite; largest 800 in input[0], 1% of float16's 65504\n"
+        f"  by          aten.mul, test_monitor.py:{Scale.forward.__code__.co_firstlineno + 1}: return x * self.factor\n"
+        "  given       self up to 800 (float16), other up to 100 (float16)\n"
+        "  kind        arithmetic-overflow: 700 * 100 = 7e+04 is beyond float16's 65504"
     )
     assert monitor.batch_number == 2 and not monitor.frames
 
@@ -107,7 +111,9 @@ def test_the_report_is_the_frames_and_what_is_bad(
         "\n\n                  *** Starting batch number=0 ***\nabs min  abs max  metadata\n"
         "                  0 Identity\n     nan      nan input[0]\n     nan      nan output\n\n"
         "overflowstat: nan in batch 0, first in 0 (Identity), input[0]: 1 of 1 is nan; "
-        "float32, shape []\n\n"
+        "float32, shape []\n"
+        "  given       it came from outside of the model, which got it as input[0]\n"
+        "  kind        bad-input\n\n"
     )
 
 
