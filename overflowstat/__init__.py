@@ -7,6 +7,7 @@ from . import native
 native.load()  # says what is lacking, if anything is
 
 if TYPE_CHECKING or not native.torch_problem():
+    from .checks import CheckResult, check_gradients, check_weights
     from .debug_utils import DebugUnderflowOverflow, detect_overflow
     from .errors import BatchLimitReached, NonFiniteError
     from .monitor import Monitor
@@ -22,11 +23,14 @@ else:
 
 __all__ = [
     "BatchLimitReached",
+    "CheckResult",
     "DebugUnderflowOverflow",
     "Monitor",
     "NonFiniteError",
     "Policy",
     "TensorStats",
+    "check_gradients",
+    "check_weights",
     "detect_overflow",
     "tensor_stats",
 ]
