@@ -10,6 +10,7 @@ if TYPE_CHECKING or not native.torch_problem():
     from .checks import CheckResult, check_gradients, check_weights
     from .debug_utils import DebugUnderflowOverflow, detect_overflow
     from .errors import BatchLimitReached, NonFiniteError
+    from .float32 import InFloat32, run_in_float32
     from .monitor import Monitor
     from .policy import Policy
     from .stats import TensorStats, tensor_stats
@@ -25,6 +26,7 @@ __all__ = [
     "BatchLimitReached",
     "CheckResult",
     "DebugUnderflowOverflow",
+    "InFloat32",
     "Monitor",
     "NonFiniteError",
     "Policy",
@@ -32,5 +34,6 @@ __all__ = [
     "check_gradients",
     "check_weights",
     "detect_overflow",
+    "run_in_float32",
     "tensor_stats",
 ]
