@@ -25,6 +25,7 @@ class Measurement:
     """What is known, now or later, of some tensors, each told by its position. Keeps no tensor."""
 
     def __init__(self, count: int, graph: int | None = None) -> None:
+        self.count = count
         self._graph = graph
         self._found: list[Row | str] = [""] * count
         self._shapes: dict[int, Shape] = {}

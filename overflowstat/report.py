@@ -7,7 +7,7 @@ from .frames import Frame
 from .stats import TensorStats
 from .verdict import Verdict
 
-__all__ = ["OwnStyle", "ReferenceStyle", "Report", "Style", "notices", "stats_line"]
+__all__ = ["OwnStyle", "ReferenceStyle", "Report", "Style", "bad_numbers", "notices", "stats_line"]
 
 # Two numbers of 8 columns and the blank between them.
 NUMBERS_WIDTH = 17
@@ -105,7 +105,7 @@ class OwnStyle(ReferenceStyle):
         assert isinstance(line.content, TensorStats)
         where = f"{bad.module} ({bad.class_name})" if bad.module else f"the model itself ({bad.class_name})"
         kinds = " and ".join(k for k, there in (("nan", line.content.has_nan), ("inf", line.content.has_inf)) if there)
-        finding = _finding(line.label, line.content, report.wholly_bad_rows)
+        finding = f"{line.label}: {bad_numbers(line.content, report.wholly_bad_rows)}"
         found = f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {finding}"
         return found if report.verdict is None else f"{found}\n{report.verdict.text}"
 
@@ -129,12 +129,12 @@ def notices(content: TensorStats | str, label: str) -> list[str]:
     return [f"{label} has {what}" for what, there in (("nans", content.has_nan), ("infs", content.has_inf)) if there]
 
 
-def _finding(label: str, stats: TensorStats, wholly_bad_rows: tuple[int, int] | None) -> str:
-    """As "output: 512 of 4096 are nan, first at [0, 17, 0], 8 of 64 rows wholly; float16, shape [1, 64, 64]"."""
+def bad_numbers(stats: TensorStats, wholly_bad_rows: tuple[int, int] | None = None) -> str:
+    """As "512 of 4096 are nan, first at [0, 17, 0], 8 of 64 rows wholly; float16, shape [1, 64, 64]"."""
     counts = [(stats.nan_count, "nan"), (stats.posinf_count, "+inf"), (stats.neginf_count, "-inf")]
     found = [f"{count} of {stats.numel} {'is' if count == 1 else 'are'} {what}" for count, what in counts if count]
     where = f", first at {list(stats.first_bad)}" if stats.first_bad else ""
     bad, rows = wholly_bad_rows or (0, 0)
     wholly = f", {bad} of {rows} rows wholly" if bad else ""
     dtype = str(stats.dtype).removeprefix("torch.")
-    return f"{label}: {', '.join(found)}{where}{wholly}; {dtype}, shape {list(stats.shape)}"
+    return f"{', '.join(found)}{where}{wholly}; {dtype}, shape {list(stats.shape)}"

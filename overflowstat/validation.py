@@ -12,6 +12,7 @@ __all__ = [
     "check_count",
     "check_methods",
     "check_model",
+    "check_module",
     "check_one_of",
     "check_optional_count",
     "check_tensor",
@@ -20,9 +21,14 @@ __all__ = [
 _Name = TypeVar("_Name", bound=str)
 
 
-def check_model(model: object) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+def check_module(name: str, value: object) -> nn.Module:
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} must be a torch.nn.Module, not {type(value).__name__}")
+    return value
+
+
+def check_model(value: object) -> nn.Module:
+    model = check_module("model", value)
     for name, module in model.named_modules():
         if isinstance(module, nn.DataParallel):
             raise TypeError(
