@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 from . import capture
+from .advice import OVERFLOWS, advise, where_float32_cures
 from .calls import Call, Source
 from .drill import Drilled, drill
-from .frames import Frame
+from .frames import Frame, Line
 from .operations import Birth
 from .origin import Origin, find_origin, is_weight
 from .recorder import Recorder
 from .root_call import RootCall
+from .row import NOTHING, NonFinite
 from .run_state import RunState
 from .stats import TensorStats, apart_from_the_run
 from .verdict import Kind, Operand, Verdict
@@ -74,11 +76,13 @@ def _investigate(scene: Scene) -> Verdict:
         maker = scene.names.get(birth.module, maker)
     kind, why = _kind(origin, birth)
     source = _source(scene, origin, birth)
+    advice = _advice(scene, origin, birth, maker)
     class_name = type(scene.module(maker)).__name__ if maker in scene.names.values() else bad.class_name
     said = [
         *_made(scene, origin, maker, class_name, birth),
         *_by(scene, origin, drilled, source),
         ("kind", f"{kind}: {why}" if why else kind),
+        *([("try", advice)] if advice else []),
     ]
     return Verdict(
         bad.batch_number,
@@ -90,6 +94,7 @@ def _investigate(scene: Scene) -> Verdict:
         operation=birth.operation if birth else None,
         source=source.place if source else None,
         operands=birth.operands if birth else (),
+        advice=advice,
         text="\n".join(f"  {what:<10}  {text}" for what, text in said),
     )
 
@@ -115,9 +120,16 @@ def _candidates(scene: Scene, origin: Origin) -> Iterator[tuple[Call, RunState]]
     root = scene.calls[-1] if scene.calls else None
     call = origin.call
     if call is not None and call is not root:
-        yield call, RunState.now(_devices(call.module))
+        yield call, _state(scene, call)
     if root is not None:
-        yield root, scene.root_call.state if scene.root_call else RunState.now(_devices(root.module))
+        yield root, _state(scene, root)
+
+
+def _state(scene: Scene, call: Call) -> RunState:
+    """When it began, if that is known; else the present one."""
+    if scene.root_call is not None and call is scene.calls[-1]:
+        return scene.root_call.state
+    return RunState.now(_devices(call.module))
 
 
 def _devices(module: nn.Module) -> set[torch.device]:
@@ -132,6 +144,27 @@ def _kind(origin: Origin, birth: Birth | None) -> tuple[Kind, str]:
     if origin.where == "outside":
         return "bad-input", ""
     return "unknown", ""
+
+
+def _advice(scene: Scene, origin: Origin, birth: Birth | None, maker: str) -> str | None:
+    if birth is not None:
+        cure = None
+        if birth.cause.kind in OVERFLOWS:
+            # From the module that made them on outwards.
+            names = [scene.names[call.module] for call in scene.calls]
+            calls = list(scene.calls[names.index(maker) :] if maker in names else scene.calls[-1:])
+            states = [_state(scene, call) for call in calls]
+            cure = where_float32_cures(calls, scene.names, scene.recorder, states)
+        return advise(birth, cure)
+    if origin.where == "weight":
+        return "overflowstat.check_weights(model) lists all that are bad"
+    if origin.where == "outside" and _kinds(origin.line) == NonFinite.NEGINF:
+        return f'if it is a mask: policy=Policy(allow={{":{origin.line.label}": "-inf"}})'
+    return None
+
+
+def _kinds(line: Line) -> NonFinite:
+    return line.content.non_finite if isinstance(line.content, TensorStats) else NOTHING
 
 
 def _source(scene: Scene, origin: Origin, birth: Birth | None) -> Source | None:

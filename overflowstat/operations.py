@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import capture
+from .bad_tensors import kinds_in
 from .calls import Source, calls_in_progress, user_source
 from .cause import Cause, Operation, find_cause
 from .kept_tensors import KeptTensors
@@ -92,13 +92,6 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._follow(function, given, copies, [*made, *written])
         return results
 
-    def bad_among(self, values: object) -> Tensor | None:
-        """The first tensor in a structure that holds a number which is not finite."""
-        # Without this mode, too: reading is no operation of the forward.
-        with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
-            found = (value for _, value in capture.outputs(values, nested=True) if isinstance(value, Tensor))
-            return next((tensor for tensor in found if self._kinds(tensor)), None)
-
     def birth_of(self, tensor: Tensor) -> Birth | None:
         """Of what this one bears; None if it was given."""
         origin = self._origins.get(_storage(tensor), GIVEN)
@@ -115,7 +108,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = NOTHING
         was_traced = False
         for result in results:
-            kinds = self._kinds(result)
+            kinds = kinds_in(self._recorder, result)
             storage = _storage(result)
             if not kinds:
                 if _is_whole(result):
@@ -133,7 +126,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: list[Origin] = []
         kinds = NOTHING
         for tensor in _tensors(given):
-            if borne := self._kinds(copies.get(id(tensor), tensor)):
+            if borne := kinds_in(self._recorder, copies.get(id(tensor), tensor)):
                 kinds |= borne
                 found.append(self._origins.get(_storage(tensor), GIVEN))
         for number in (value for value in _pytree.tree_leaves(given) if isinstance(value, float)):
@@ -162,16 +155,6 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             (*operands, Operand("result", stats)),
             cause,
         )
-
-    def _kinds(self, tensor: Tensor) -> NonFinite:
-        # Zeros that have no memory cannot be read below the layer of torch that stands in for it, where a mode runs.
-        opened = [part for _, part in capture.opened("", tensor) if isinstance(part, Tensor)]
-        parts = [part for part in opened if not part._is_zerotensor()]
-        measurement = measure(self._recorder, parts)
-        kinds = NOTHING
-        for i in range(len(parts)):
-            kinds |= measurement.non_finite(i)
-        return kinds
 
     def _stats(self, tensor: Tensor) -> TensorStats | str:
         return "zeros" if tensor._is_zerotensor() else measure(self._recorder, [tensor]).content(0)

@@ -8,9 +8,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from . import capture
+from .bad_tensors import kinds_in, tensors_in
 from .calls import Call
 from .frames import Frame, Line
-from .measurement import measure
 from .recorder import Recorder
 from .row import NOTHING, NonFinite, is_new
 from .stats import TensorStats
@@ -111,18 +111,15 @@ def _allowed_giver(line: Line, frames: Sequence[Frame]) -> str | None:
 
 def _writes_over_input(call: Call) -> bool:
     given = {id(tensor) for _, tensor in _inputs(call)}
-    made = (value for _, value in capture.outputs(call.result, nested=True) if isinstance(value, Tensor))
+    made = tensors_in(call.result)
     return any(id(tensor) in given or (tensor._base is not None and id(tensor._base) in given) for tensor in made)
 
 
 def _given(call: Call, recorder: Recorder, kinds: NonFinite) -> tuple[str, NonFinite]:
     """(label of the first input of a call that bears some of these kinds, all kinds that its inputs bear)"""
     label, found = "", NOTHING
-    shown = [(name, part) for name, tensor in _inputs(call) for _, part in capture.opened("", tensor)]
-    tensors = [(name, part) for name, part in shown if isinstance(part, Tensor)]
-    measurement = measure(recorder, [tensor for _, tensor in tensors])
-    for i, (name, _) in enumerate(tensors):
-        borne = measurement.non_finite(i)
+    for name, tensor in _inputs(call):
+        borne = kinds_in(recorder, tensor)
         if borne & kinds and not label:
             label = name
         found |= borne
