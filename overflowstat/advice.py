@@ -52,7 +52,8 @@ def advise(birth: Birth, cure: str | None) -> str | None:
         return "a mask that is half of torch.finfo(dtype).min, or -inf, or one of bool: another is added to it here"
     if kind in OVERFLOWS and dtype in NARROW:
         if cure is not None:
-            return f'overflowstat.run_in_float32(model, "{cure}"), by which it stays finite'
+            whole = "" if cure else ", all of it"
+            return f'overflowstat.run_in_float32(model, "{cure}"){whole}: tried, and finite'
         return "bfloat16, which holds up to 3.4e+38" if dtype is torch.float16 else None
     if kind == "division-by-zero" and dtype.is_floating_point:
         return f"an eps in what is divided by, of {torch.finfo(dtype).smallest_normal:.2g} or more in {_short(dtype)}"

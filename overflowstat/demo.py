@@ -43,12 +43,14 @@ class Encoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(100, WIDTH)
         self.block = nn.ModuleList([FeedForwardLayer() for _ in range(layers)])
+        self.final_layer_norm = nn.LayerNorm(WIDTH)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(tokens)
         for block in self.block:
             x = block(x)
-        return x
+        y: Tensor = self.final_layer_norm(x)
+        return y
 
 
 SEED = 0

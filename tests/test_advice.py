@@ -90,7 +90,7 @@ def test_float32_is_advised_for_the_smallest_module_that_it_cures(
     model = Model(inner, outer).half()
     verdict = verdict_of(model, X, recorder=recorder_name)
     assert (verdict.module, verdict.operation) == (module, operation)
-    assert verdict.advice == f'overflowstat.run_in_float32(model, "{cure}"), by which it stays finite'
+    assert verdict.advice == f'overflowstat.run_in_float32(model, "{cure}"): tried, and finite'
     run_in_float32(model, cure)
     if cure != "encoder":  # which the other layer needs, too
         second = cure.replace("layers.0", "layers.1")

@@ -27,5 +27,6 @@ def test_the_readme_shows_the_demos_report(capsys: pytest.CaptureFixture[str]) -
     report = capsys.readouterr().out
     shown = re.search(r"```\n(Detected.*?)```", README.read_text(), re.DOTALL)
     assert shown is not None
-    block, counted = (without_digits(part) for part in shown[1].split("output: ")[:2])
+    block, counted, verdict = (without_digits(part) for part in re.split(r"output: |shape .*\n", shown[1]))
     assert block in without_digits(report) and "are +inf, first at [" in counted
+    assert verdict in without_digits(report)
