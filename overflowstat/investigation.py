@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from . import capture
 from .advice import OVERFLOWS, advise, where_float32_cures
 from .calls import Call, Source
 from .drill import Drilled, drill
@@ -129,11 +128,7 @@ def _state(scene: Scene, call: Call) -> RunState:
     """When it began, if that is known; else the present one."""
     if scene.root_call is not None and call is scene.calls[-1]:
         return scene.root_call.state
-    return RunState.now(_devices(call.module))
-
-
-def _devices(module: nn.Module) -> set[torch.device]:
-    return {device for each in module.modules() for device in capture.devices(each)}
+    return RunState.now()
 
 
 def _kind(origin: Origin, birth: Birth | None) -> tuple[Kind, str]:

@@ -383,7 +383,7 @@ class Monitor:
             if self._check == "step":
                 self._settle(wait=True)
             if not calls and self._says_verdict and not is_capturing():
-                self._root_call = RootCall.begins(self.batch_number, self.model, args, kwargs)
+                self._root_call = RootCall.begins(self.batch_number, args, kwargs)
             calls.append(sys.exc_info()[1])
 
     def _after_root(self, root: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:

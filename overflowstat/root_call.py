@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from . import capture
 from .run_state import RunState
 
 __all__ = ["RootCall"]
@@ -24,14 +23,10 @@ class RootCall:
     """The tensors that it was given, and their versions then. Not those that lie deeper."""
 
     @classmethod
-    def begins(
-        cls, batch_number: int, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> "RootCall":
+    def begins(cls, batch_number: int, args: Sequence[object], kwargs: Mapping[str, object]) -> "RootCall":
         """Cost: some microseconds."""
-        found = (capture.devices(module) for module in model.modules())
-        devices: set[torch.device] = next(filter(None, found), set())
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        return cls(batch_number, RunState.now(devices), tuple((weakref.ref(t), _version(t)) for t in tensors))
+        return cls(batch_number, RunState.now(), tuple((weakref.ref(t), _version(t)) for t in tensors))
 
     def has_written_to_inputs(self) -> bool:
         return any((tensor := known()) is not None and _version(tensor) != version for known, version in self.inputs)
