@@ -17,7 +17,7 @@ from .rerun import run_again, why_not_again
 from .run_state import RunState
 from .stats import TensorStats
 
-__all__ = ["advise", "where_float32_cures"]
+__all__ = ["advise", "may_float32_cure", "where_float32_cures"]
 
 OVERFLOWS = ("cast-overflow", "arithmetic-overflow", "accumulation-overflow")
 OTHERS = {
@@ -45,8 +45,7 @@ def advise(birth: Birth, cure: str | None) -> str | None:
         cure: what `where_float32_cures` has found.
     """
     kind = birth.cause.kind
-    result = birth.operands[-1].content
-    dtype = result.dtype if isinstance(result, TensorStats) else torch.float32
+    dtype = _result_dtype(birth)
     name = birth.operation.rpartition(".")[2].removesuffix("_")
     if kind in OVERFLOWS and _adds_limits(birth):
         return "a mask that is half of torch.finfo(dtype).min, or -inf, or one of bool: another is added to it here"
@@ -80,6 +79,15 @@ def where_float32_cures(
         if bad is None:
             return names[call.module]
     return None
+
+
+def may_float32_cure(birth: Birth) -> bool:
+    return birth.cause.kind in OVERFLOWS and _result_dtype(birth) in NARROW and not _adds_limits(birth)
+
+
+def _result_dtype(birth: Birth) -> torch.dtype:
+    result = birth.operands[-1].content
+    return result.dtype if isinstance(result, TensorStats) else torch.float32
 
 
 def _adds_limits(birth: Birth) -> bool:

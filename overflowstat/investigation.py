@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from .advice import OVERFLOWS, advise, where_float32_cures
+from .advice import advise, may_float32_cure, where_float32_cures
 from .calls import Call, Source
 from .drill import Drilled, drill
 from .frames import Frame, Line
@@ -144,7 +144,7 @@ def _kind(origin: Origin, birth: Birth | None) -> tuple[Kind, str]:
 def _advice(scene: Scene, origin: Origin, birth: Birth | None, maker: str) -> str | None:
     if birth is not None:
         cure = None
-        if birth.cause.kind in OVERFLOWS:
+        if may_float32_cure(birth):
             # From the module that made them on outwards.
             names = [scene.names[call.module] for call in scene.calls]
             calls = list(scene.calls[names.index(maker) :] if maker in names else scene.calls[-1:])

@@ -85,7 +85,8 @@ def test_an_error_tells_batch_and_frames(recorder_name: RecorderName) -> None:
         "  made here   its inputs and weights are finite; largest 800 in input[0], 1% of float16's 65504\n"
         f"  by          aten.mul, test_monitor.py:{Scale.forward.__code__.co_firstlineno + 1}: return x * self.factor\n"
         "  given       self up to 800 (float16), other up to 100 (float16)\n"
-        "  kind        arithmetic-overflow: 700 * 100 = 7e+04 is beyond float16's 65504"
+        "  kind        arithmetic-overflow: 700 * 100 = 7e+04 is beyond float16's 65504\n"
+        "  try         bfloat16, which holds up to 3.4e+38"
     )
     assert monitor.batch_number == 2 and not monitor.frames
 
