@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .frames import Frame
+    from .verdict import Verdict
 
 __all__ = ["BatchLimitReached", "MonitorWarning", "NonFiniteError", "warn_user"]
 
@@ -18,15 +19,19 @@ class NonFiniteError(ValueError):
     Attributes:
         batch_number: the batch it happened in, the first one being 0.
         frames: the last module calls up to the bad one, in execution order.
+        verdict: what made it, and why; None if it was not asked for.
     """
 
-    def __init__(self, message: str, batch_number: int, frames: tuple[Frame, ...]) -> None:
+    def __init__(
+        self, message: str, batch_number: int, frames: tuple[Frame, ...], verdict: Verdict | None = None
+    ) -> None:
         super().__init__(message)
         self.batch_number = batch_number
         self.frames = frames
+        self.verdict = verdict
 
-    def __reduce__(self) -> tuple[type, tuple[str, int, tuple[Frame, ...]]]:
-        return type(self), (str(self), self.batch_number, self.frames)
+    def __reduce__(self) -> tuple[type, tuple[str, int, tuple[Frame, ...], Verdict | None]]:
+        return type(self), (str(self), self.batch_number, self.frames, self.verdict)
 
 
 class BatchLimitReached(ValueError):

@@ -1,10 +1,11 @@
 """The text of frames and reports: in the reference's format, byte for byte, and in ours."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from .frames import Frame
 from .stats import TensorStats
+from .verdict import Verdict
 
 __all__ = ["OwnStyle", "ReferenceStyle", "Report", "Style", "bad_numbers", "notices", "stats_line"]
 
@@ -22,6 +23,8 @@ class Report:
     bad: Frame
     wholly_bad_rows: tuple[int, int] | None = None
     """Of the first bad line: rows along the last dimension without a finite element, and rows; if it could be told."""
+    verdict: Verdict | None = None
+    """None if it was not asked for."""
 
 
 class Style(Protocol):
@@ -65,9 +68,10 @@ class ReferenceStyle:
         return "\n".join(
             [
                 f"\nDetected inf/nan during batch_number={report.batch_number}",
-                f"Last {len(report.frames)} forward frames:",
+                f"Last {len(report.frames)} {'backward' if report.bad.is_backward else 'forward'} frames:",
                 COLUMN_HEADER,
                 "\n".join(self.frame(frame) for frame in report.frames),
+                *([] if report.verdict is None else [f"\n{report.verdict.text}"]),
                 "\n\n",
             ]
         )
@@ -92,7 +96,8 @@ class OwnStyle(ReferenceStyle):
         return super().heading(frame) + " (recomputed)" * frame.is_recompute
 
     def report(self, report: Report) -> str:
-        return super().report(report).rstrip("\n") + f"\n\n{self.detected(report)}\n"
+        frames = super().report(replace(report, verdict=None)).rstrip("\n")
+        return f"{frames}\n\n{self.detected(report)}\n"
 
     def detected(self, report: Report) -> str:
         bad = report.bad
@@ -101,7 +106,8 @@ class OwnStyle(ReferenceStyle):
         where = f"{bad.module} ({bad.class_name})" if bad.module else f"the model itself ({bad.class_name})"
         kinds = " and ".join(k for k, there in (("nan", line.content.has_nan), ("inf", line.content.has_inf)) if there)
         finding = f"{line.label}: {bad_numbers(line.content, report.wholly_bad_rows)}"
-        return f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {finding}"
+        found = f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {finding}"
+        return found if report.verdict is None else f"{found}\n{report.verdict.text}"
 
     def aborted(self, batches: int, limit: int) -> str:
         return f"overflowstat: stopped after {batches} batches, as abort_after_batch_num={limit} asks"
