@@ -47,6 +47,10 @@ class GradientJudge(Protocol):
         """Whether the numbers of a batch are judged now, or at the end of its backward; else when they are there."""
         ...
 
+    def tells_all_gradients(self, batch_number: int) -> bool:
+        """Whether frames of a batch are told of that are good."""
+        ...
+
     def judge_gradient(self, frame: Frame) -> bool:
         """Tell of a frame. Whether it is one to detect."""
         ...
@@ -100,7 +104,7 @@ class GradientWatch:
         self._policy = policy
         self._lock = lock
         self._names: dict[int, tuple[str, Callable[[str], Rule] | None]] = {}
-        self._callers: dict[int, str] = {}
+        self._callers: dict[int, str | None] = {}
         self._rules: dict[tuple[int, str], Rule] = {}
         self._graph = GradientGraph(_weakly(self, "_reached"), _weakly(self, "_ran"))
         self._backwards: dict[int, _Backward] = {}  # by the number that autograd gives to it
@@ -113,6 +117,7 @@ class GradientWatch:
 
     def add_module(self, number: int, name: str, module: nn.Module) -> None:
         self._names[number] = name, rules_of(self._policy, name, module)
+        self._callers[number] = "" if (around := self._module_around(name)) is None and name else around
 
     def hook(self, number: int, module: nn.Module) -> ForwardHook:
         return ForwardHook(number, module, self._after_forward, _nothing)
@@ -123,17 +128,13 @@ class GradientWatch:
             self._rules[number, label] = SHOWN if find is None else find(label)
         return self._rules[number, label]
 
-    def _caller(self, number: int) -> str | None:
-        """The name of the module around one, which calls it as a rule."""
-        name = self._names[number][0]
-        if not name:
-            return None
-        if number not in self._callers:
-            around = name.rpartition(".")[0]
-            while around and type(self._modules.root.get_submodule(around)).forward is nn.Module.forward:
-                around = around.rpartition(".")[0]
-            self._callers[number] = around
-        return self._callers[number]
+    def _module_around(self, name: str) -> str | None:
+        """That which calls the one of this name, as a rule; None for the root."""
+        while name:
+            name = name.rpartition(".")[0]
+            if type(self._modules.root.get_submodule(name)).forward is not nn.Module.forward:
+                return name
+        return None
 
     @not_compiled
     def _after_forward(
@@ -157,7 +158,7 @@ class GradientWatch:
                     ]
                     for values in (capture.inputs(args, kwargs, nested=True), capture.outputs(output, nested=True))
                 ]
-                self._graph.add_call(shown[0], shown[1], self._caller(number), batch_number)
+                self._graph.add_call(shown[0], shown[1], self._callers[number], batch_number)
         return False
 
     def _reached(self, taps: dict[int, Tap], gradients: tuple[Tensor | None, ...]) -> None:
@@ -334,6 +335,8 @@ class GradientWatch:
         while queue and not backward.is_over and (wait or queue[0][0].ready()):
             pending, taps = queue.popleft()
             self._kept.append(pending)
+            if not pending.is_bad() and not judge.tells_all_gradients(backward.batch_number):
+                continue
             frame = pending.frame()
             if judge.judge_gradient(frame):
                 backward.is_over = True
@@ -375,8 +378,9 @@ class GradientWatch:
             if len(operations) == 1 and not tap.also_used_by and not is_outside:
                 operation = operations.pop()
         else:
-            module = next(each for each in self._modules.numbers if self._name_of(each) == frame.module)
-            weight = module._parameters.get(line.label.removeprefix("grad ").split(".")[0])
+            name = line.label.removeprefix("grad ").split(".")[0]
+            found = (m._parameters.get(name) for m in self._modules.numbers if self._name_of(m) == frame.module)
+            weight = next(found, None)
             makers = set() if weight is None else set(self._graph.users(weight))
             what = f"that of its {line.label.removeprefix('grad ')} is {kinds}"
             clean = [

@@ -153,6 +153,29 @@ def test_between_children_it_is_the_parent(recorder_name: RecorderName) -> None:
     assert lines(error) == ["0:grad output", "0.second:grad output", "0.second:grad input[0]", "0.first:grad output"]
 
 
+def test_between_the_modules_of_a_list_it_is_the_one_that_calls_them(recorder_name: RecorderName) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([linear(), linear()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = sqrt_at_0(layer(x)) + 1e-3
+            return x
+
+    model = Model()
+    monitor = Monitor(model, gradients=True, recorder=recorder_name, sinks=[])
+    model(torch.ones(1, 2)).sum().backward()
+    model.layers.append(linear())  # later, and the order changes
+    model.layers.append(model.layers.pop(0))
+    with pytest.raises(NonFiniteError) as error:
+        model(X).sum().backward()
+    verdict = verdict_of(error.value)
+    assert (verdict.module, verdict.class_name, verdict.produced) == ("", "Model", True)
+    monitor.remove()
+
+
 def test_the_gradient_that_leaves_a_module_for_its_own_input(recorder_name: RecorderName) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
