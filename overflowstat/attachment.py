@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from .dynamo import compiled_modules
 from .errors import warn_user
 from .frame_log import FrameLog
+from .gradients import GradientWatch
 from .hooks import OptimizerHook, RootEntryHook, RootHook
 from .modules import ModuleTree
 
@@ -29,6 +30,7 @@ class Attachment:
         before_root, after_root: called around each forward of the root, the latter also when that has raised.
         after_module: called where the log has something to look at.
         before_step, after_step: called with each optimizer that takes a step, as long as their object is there.
+        gradients: sees the modules' calls, too, if there is one.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Attachment:
         after_module: Callable[[], None],
         before_step: Callable[[Optimizer], None],
         after_step: Callable[[Optimizer], None] | None,
+        gradients: GradientWatch | None = None,
     ) -> None:
         self._modules = modules
         self._log = log
@@ -49,8 +52,9 @@ class Attachment:
         self._after_module = after_module
         self._before_step = before_step
         self._after_step = after_step
+        self._gradients = gradients
         self._handles: list[RemovableHandle] = []
-        self._handle_of: dict[int, RemovableHandle] = {}
+        self._handles_of: dict[int, list[RemovableHandle]] = {}
 
     @property
     def is_attached(self) -> bool:
@@ -78,12 +82,16 @@ class Attachment:
         except Exception:
             self.detach()
             raise
+        if self._gradients is not None:
+            self._gradients.is_on = True
 
     def detach(self) -> None:
-        for handle in (*self._handles, *self._handle_of.values()):
+        for handle in (*self._handles, *(handle for handles in self._handles_of.values() for handle in handles)):
             handle.remove()
         self._handles.clear()
-        self._handle_of.clear()
+        self._handles_of.clear()
+        if self._gradients is not None:
+            self._gradients.is_on = False
 
     def follow_changes(self) -> None:
         """Watch modules that have come into the model since, and leave those that have left it."""
@@ -94,10 +102,12 @@ class Attachment:
         added, dropped = self._modules.update()
         for number in dropped:
             self._log.drop_module(number)
-            if number in self._handle_of:
-                self._handle_of.pop(number).remove()
+            for handle in self._handles_of.pop(number, ()):
+                handle.remove()
         for number, name, module in added:
             self._log.add_module(number, name, module)
+            if self._gradients is not None:
+                self._gradients.add_module(number, name, module)
             if not self._handles:
                 continue  # attached with all others
             try:
@@ -108,11 +118,13 @@ class Attachment:
             self._log.set_children(number, children)
 
     def _attach_to(self, number: int, module: nn.Module) -> None:
+        handles = self._handles_of[number] = []
+        if self._gradients is not None:  # before the root's hook, which ends the batch
+            handles.append(module.register_forward_hook(self._gradients.hook(number, module), with_kwargs=True))
         # The root's hook is also called when its forward raises: that batch has ended too.
         if module is self._modules.root:
             root_hook = RootHook(module, self._after_root)
-            handle = module.register_forward_hook(root_hook, with_kwargs=True, always_call=True)
+            handles.append(module.register_forward_hook(root_hook, with_kwargs=True, always_call=True))
         else:
             hook = self._log.hook(number, module, self._after_module)
-            handle = module.register_forward_hook(hook, with_kwargs=True)
-        self._handle_of[number] = handle
+            handles.append(module.register_forward_hook(hook, with_kwargs=True))

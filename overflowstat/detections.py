@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from .frames import Frame
 from .report import Report
 
 __all__ = ["Detection", "Detections"]
@@ -34,14 +35,21 @@ class Detections:
 
     def add(self, report: Report) -> bool:
         """Whether the place is a new one."""
-        place = report.bad.module, report.bad.bad_lines[0].label
-        known = self._by_place.get(place)
+        known = self._by_place.get(_place(report.bad))
         if known is None:
-            self._by_place[place] = Detection(report, last_batch=report.batch_number)
+            self._by_place[_place(report.bad)] = Detection(report, last_batch=report.batch_number)
             return True
         known.batches += 1
         known.last_batch = report.batch_number
         return False
 
+    def has(self, bad: Frame) -> bool:
+        """Whether its place is among them."""
+        return _place(bad) in self._by_place
+
     def all(self) -> list[Detection]:
         return list(self._by_place.values())
+
+
+def _place(bad: Frame) -> tuple[str, str]:
+    return bad.module, bad.bad_lines[0].label

@@ -13,7 +13,7 @@ class Line:
     """One tensor that a module call touched, or what stood in its place."""
 
     label: str
-    """The parameter's name, `input[i]`, `output`, `output[i]` or `output[i][j]`."""
+    """The parameter's name, `input[i]`, `output`, `output[i]` or `output[i][j]`; of a gradient "grad " before that."""
     content: TensorStats | str
     """The tensor's statistics, or what it is that has none: "None", "not a tensor", "meta", ..."""
     is_judged: bool = True
@@ -46,3 +46,8 @@ class Frame:
         """None where the frame is good."""
         bad = [line for line in self.lines if line.is_bad]
         return bad if any(line.is_judged for line in bad) else []
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether these are gradients, in the order in which they came."""
+        return any(line.label.startswith("grad ") for line in self.lines)

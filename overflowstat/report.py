@@ -68,7 +68,7 @@ class ReferenceStyle:
         return "\n".join(
             [
                 f"\nDetected inf/nan during batch_number={report.batch_number}",
-                f"Last {len(report.frames)} forward frames:",
+                f"Last {len(report.frames)} {'backward' if report.bad.is_backward else 'forward'} frames:",
                 COLUMN_HEADER,
                 "\n".join(self.frame(frame) for frame in report.frames),
                 *([] if report.verdict is None else [f"\n{report.verdict.text}"]),

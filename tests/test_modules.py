@@ -241,7 +241,7 @@ def test_modules_that_come_and_go_all_the_time_leave_nothing_behind(recorder_nam
         model(X)
     gc.collect()
     assert [reference() is None for reference in gone] == [True] * 4 + [False]
-    assert len(monitor._attachment._handle_of) == 3
+    assert len(monitor._attachment._handles_of) == 3
 
 
 def test_a_module_without_hooks_that_is_added_is_told_and_the_rest_is_watched(

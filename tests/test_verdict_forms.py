@@ -75,6 +75,14 @@ def test_whoever_is_called_with_a_report_has_it(recorder_name: RecorderName) -> 
     assert isinstance(found[0].verdict, Verdict) and found[0].verdict.operation == "aten.div"
 
 
+def test_what_is_only_counted_is_not_run_again(recorder_name: RecorderName) -> None:
+    model = Divides()
+    with Monitor(model, recorder=recorder_name, on_detect=lambda report: None, sinks=[]) as monitor:
+        for _ in range(5):
+            model(X, ZERO)
+        assert monitor.detections[0].batches == 5 and model.calls == 5 + 1
+
+
 def test_the_drop_in_prints_the_originals_text_unless_it_is_asked_for_a_verdict(
     recorder_name: RecorderName, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,174 @@
+"""Where the tensors that modules take and give lie in autograd's graph, and who made the nodes between them.
+
+What is known of a node is kept in its own `metadata`, where it goes when the node goes. No tensor is kept, and no node.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["GradientGraph", "Place", "Tap", "Use"]
+
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+# They pass on numbers as they are.
+HARMLESS = frozenset(
+    f"{name}Backward{i}"
+    for name in ("View", "UnsafeView", "Transpose", "T", "Permute", "Unsqueeze", "Squeeze", "Alias", "Clone", "Reshape")
+    for i in range(2)
+)
+_keys = itertools.count()
+
+
+class Place(NamedTuple):
+    """A line of a module: `number` is the module's, `name` its qualified name."""
+
+    number: int
+    name: str
+    class_name: str
+    label: str
+
+
+class Use(NamedTuple):
+    """Nodes by which a tensor goes into another one."""
+
+    module: str
+    """In whose own forward they were made."""
+    of: Tap
+    """The other one."""
+    operations: tuple[str, ...]
+    """Those of `of` that lie before it, these included that lead elsewhere."""
+
+
+@dataclass(eq=False)
+class Tap:
+    """A tensor that a module took or gave, where its gradient is read."""
+
+    place: Place
+    """Where it was met first: innermost, of modules that give it on."""
+    batch_number: int
+    made_in: int
+    """The backward that has recomputed it, or -1."""
+    uses: list[Use] = field(default_factory=list)
+    also_used_by: set[str] = field(default_factory=set)
+    """Modules that had used it in their own forward before it was met."""
+    leaves: bool = False
+    """Whether the model gives it to its caller."""
+
+
+class _Known:
+    """Of a node."""
+
+    def __init__(self) -> None:
+        self.taps: dict[int, Tap] = {}  # by the number of the node's output
+        self.walked_by: set[str] = set()
+        self.is_hooked = False
+
+
+class GradientGraph:
+    """The taps of one monitor.
+
+    Args:
+        on_gradients: called with taps and gradients by a node before it runs, from `register_prehook`: in place of
+            hooks on tensors, since the node is that of the very version that a module gave, whatever is written later.
+        on_node: called with a module's name, a node's name, the traceback of its forward, and the gradients that it
+            makes and those that it got; only where anomaly mode is on.
+    """
+
+    def __init__(
+        self,
+        on_gradients: Callable[[dict[int, Tap], tuple[Tensor | None, ...]], None],
+        on_node: Callable[[str, str, list[str], Any, Any], None],
+    ) -> None:
+        self._key = f"overflowstat-{next(_keys)}"
+        self._on_gradients = on_gradients
+        self._on_node = on_node
+        self._users: dict[int, set[str]] = {}
+
+    def users(self, weight: Tensor) -> set[str]:
+        """The modules in whose own forward a leaf was used."""
+        return self._users.get(id(weight), set())
+
+    def add_call(
+        self,
+        inputs: Iterable[tuple[Place, Tensor]],
+        outputs: Iterable[tuple[Place, Tensor]],
+        caller: str | None,
+        batch_number: int,
+    ) -> None:
+        """A module has run, the innermost first. `caller` is the module around it, None for the root."""
+        given = list(outputs)
+        ends = {(tensor.grad_fn, tensor.output_nr) for _, tensor in given}
+        begun: list[tuple[str, Any, Tap]] = []
+        for place, tensor in given:
+            tap, is_new = self._tap(place, tensor, batch_number)
+            tap.leaves = tap.leaves or caller is None
+            if is_new:
+                begun.append((place.name, tensor.grad_fn, tap))
+        stops = set()
+        for place, tensor in inputs:
+            end = (tensor.grad_fn, tensor.output_nr)
+            if end in ends:  # given as it is, or written to
+                continue
+            if caller is None:
+                stops.add(end)
+                continue
+            tap, is_new = self._tap(place, tensor, batch_number)
+            if is_new:
+                begun.append((caller, tensor.grad_fn, tap))
+        for module, node, tap in begun:
+            self._walk(module, node, tap, stops)
+
+    def _known(self, node: Any) -> _Known:
+        known: _Known = node.metadata.setdefault(self._key, _Known())
+        return known
+
+    def _tap(self, place: Place, tensor: Tensor, batch_number: int) -> tuple[Tap, bool]:
+        known = self._known(tensor.grad_fn)
+        if tensor.output_nr in known.taps:
+            return known.taps[tensor.output_nr], False
+        tap = Tap(place, batch_number, torch._C._current_graph_task_id())
+        tap.also_used_by.update(known.walked_by)
+        known.taps[tensor.output_nr] = tap
+        if not known.is_hooked:
+            known.is_hooked = True
+            taps, on_gradients = known.taps, self._on_gradients
+            assert tensor.grad_fn is not None
+            tensor.grad_fn.register_prehook(lambda gradients: on_gradients(taps, gradients))
+        return tap, True
+
+    def _walk(self, module: str, start: Any, tap: Tap, stops: set[Any]) -> None:
+        """From a tap down to those next to it. Each node is met once, or once for each tap that leads to it."""
+        nodes = [start]
+        met = {start}
+        reached: list[Tap] = []
+        while nodes:
+            node = nodes.pop()
+            known = self._known(node)
+            if module not in known.walked_by and torch.is_anomaly_enabled():
+                self._hook_node(module, node)
+            known.walked_by.add(module)
+            for following, number in node.next_functions:
+                if following is None or (following, number) in stops:
+                    continue
+                if following.name() == ACCUMULATE:
+                    self._users.setdefault(id(following.variable), set()).add(module)
+                    continue
+                if (found := self._known(following).taps.get(number)) is not None:
+                    reached.append(found)
+                elif following not in met:
+                    met.add(following)
+                    nodes.append(following)
+        operations = tuple(sorted({node.name() for node in met} - HARMLESS))
+        for found in reached:
+            found.uses.append(Use(module, tap, operations))
+
+    def _hook_node(self, module: str, node: Any) -> None:
+        name, on_node = node.name(), self._on_node
+        traceback = node.metadata.get("traceback_", [])
+        node.register_hook(lambda made, got: on_node(module, name, traceback, made, got))
