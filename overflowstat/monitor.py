@@ -18,6 +18,7 @@ from .dynamo import has_compiled, not_compiled
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
 from .frames import Frame
+from .headroom import Headroom, headroom_of
 from .hooks import calls_in_progress, is_in_backward, is_watched
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
@@ -212,6 +213,10 @@ class Monitor:
     def counters(self) -> Counters:
         """What watching has cost so far."""
         return self._log.counters()
+
+    def headroom(self) -> Headroom:
+        """Of the kept frames, the lines that are nearest to the limit of their dtype; `print` it for a table."""
+        return headroom_of(self._log.kept())
 
     def enable(self) -> None:
         """Attach to the model again after `disable()`; does nothing if it is attached."""
