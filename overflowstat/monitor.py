@@ -22,10 +22,12 @@ from .headroom import Headroom, headroom_of
 from .hooks import calls_in_progress, is_in_backward, is_watched
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
+from .near import is_near, limit_of
 from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
 from .sinks import Printer, Sink
+from .stats import TensorStats
 from .validation import (
     check_batch_numbers,
     check_bool,
@@ -34,6 +36,7 @@ from .validation import (
     check_one_of,
     check_optional_bool,
     check_optional_count,
+    check_optional_share,
     check_positive,
 )
 from .wholly_bad import wholly_bad_rows
@@ -104,6 +107,9 @@ class Monitor:
             first went bad there when the monitor is removed; or call this with the `Report`, once for each place, whose
             exceptions reach the caller of the model. Later frames of a batch that went bad are not reported.
         max_reports: how many reports go to the sinks at most; None for all.
+        warn_at: warn, once for each place, where the largest finite magnitude is this share of its dtype's limit or
+            more (above 0, at most 1), before anything is inf. Costs one compare a line. Not of integers, nor of lines
+            for which the policy allows anything; a mask of the lowest finite number is one to exclude or allow.
         style: how things are worded.
         sinks: where frames and reports go; by default they are printed. One that has an attribute `every_frame` which
             is true is given all frames, others those that are traced or bad.
@@ -132,6 +138,7 @@ class Monitor:
         policy: Policy | None = None,
         on_detect: OnDetect = "raise",
         max_reports: int | None = None,
+        warn_at: float | None = None,
         style: Style | None = None,
         sinks: Sequence[Sink] | None = None,
     ) -> None:
@@ -154,6 +161,8 @@ class Monitor:
         self._on_detect = on_detect if callable(on_detect) else check_one_of("on_detect", on_detect, ON_DETECT)
         self._max_reports = check_optional_count("max_reports", max_reports)
         self._detections = Detections()
+        self._warn_at = check_optional_share("warn_at", warn_at)
+        self._told_near: set[tuple[str, str]] = set()
         recorder = make_recorder(recorder)
         self._style = style or OwnStyle()
         self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
@@ -179,6 +188,7 @@ class Monitor:
             nested=check_bool("nested", nested),
             buffers=check_bool("buffers", buffers),
             policy=policy,
+            warn_at=self._warn_at,
         )
         self._modules = ModuleTree(model, policy.watches if policy is not None else lambda name, module: True)
         self._attachment = Attachment(
@@ -448,6 +458,22 @@ class Monitor:
             self.detected_overflow = True
             if not traced and frame.batch_number != self._raised_in_batch:
                 self._detect(frame)
+        elif self._warn_at is not None:
+            self._warn_of_near(frame, self._warn_at)
+
+    def _warn_of_near(self, frame: Frame, warn_at: float) -> None:
+        for line in frame.lines:
+            place = (frame.module, line.label)
+            if place in self._told_near or not line.is_judged or line.allowed or not is_near(line.content, warn_at):
+                continue
+            self._told_near.add(place)
+            assert isinstance(line.content, TensorStats)
+            largest, dtype = line.content.finite_abs_max, line.content.dtype
+            warn_user(
+                f"{frame.module or 'the model itself'} ({frame.class_name}), {line.label}: {largest:.2e} is "
+                f"{100 * largest / limit_of(dtype):.0f} % of the limit of {str(dtype).removeprefix('torch.')}, "
+                f"in batch {frame.batch_number}"
+            )
 
     def _detect(self, bad: Frame) -> None:
         before = self._log.kept()[:-1]
