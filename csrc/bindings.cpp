@@ -145,8 +145,9 @@ PYBIND11_MODULE(_C, module) {
 
   py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays).def("tensor", &Call::tensor);
   py::class_<FrameLog>(module, "FrameLog")
-      .def(py::init<int64_t, bool, py::object, py::object, py::object, py::object>(), py::arg("keep"),
-           py::arg("buffers"), py::arg("measure"), py::arg("works_on"), py::arg("capture"), py::arg("items"))
+      .def(py::init<int64_t, bool, double, py::object, py::object, py::object, py::object>(), py::arg("keep"),
+           py::arg("buffers"), py::arg("warn_at"), py::arg("measure"), py::arg("works_on"), py::arg("capture"),
+           py::arg("items"))
       .def("add_module", &FrameLog::add_module)
       .def("drop_module", &FrameLog::drop_module)
       .def("set_children", &FrameLog::set_children)

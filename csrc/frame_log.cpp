@@ -65,10 +65,11 @@ struct FrameLog::CallTensors {
   static constexpr size_t kFew = 16;
 };
 
-FrameLog::FrameLog(int64_t keep, bool buffers, py::object measure, py::object works_on, py::object capture,
-                   py::object items)
+FrameLog::FrameLog(int64_t keep, bool buffers, double warn_at, py::object measure, py::object works_on,
+                   py::object capture, py::object items)
     : keep_(keep),
       buffers_(buffers),
+      near_(warn_at),
       measure_(std::move(measure)),
       works_on_(std::move(works_on)),
       capture_(std::move(capture)),
@@ -80,7 +81,7 @@ void FrameLog::add_module(const py::object& module, std::vector<py::object> weig
     uses_device_ = uses_device_ || (THPVariable_Check(value) && is_on_device(THPVariable_Unpack(value)));
   });
   if (rule.is_none()) rule = {};
-  modules_.push_back({py::weakref(module), std::move(weight_names), std::move(rule), {}, {}, false});
+  modules_.push_back({py::weakref(module), std::move(weight_names), std::move(rule), {}, {}, false, {}});
 }
 
 void FrameLog::drop_module(size_t module) {
@@ -367,7 +368,8 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
   has_calls_ = has_calls_ || !is_recompute;
   ++calls_;
   queue_.push_back(call);
-  while (!queue_.empty() && queue_.front()->ready() && !queue_.front()->is_told && !queue_.front()->is_bad()) {
+  while (!queue_.empty() && queue_.front()->ready() && !queue_.front()->is_told && !queue_.front()->is_bad() &&
+         !is_near(*queue_.front())) {
     keep(std::move(queue_.front()));
     queue_.pop_front();
   }
@@ -377,6 +379,27 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
 void FrameLog::keep(std::shared_ptr<Call> call) {
   kept_.push_back(std::move(call));
   if (keep_ >= 0 && static_cast<int64_t>(kept_.size()) > keep_) kept_.pop_front();
+}
+
+// Calls visit(label) with the lines that are near their limit and were not given as that before.
+template <class Visit>
+void FrameLog::for_each_near(const Call& call, Visit visit) {
+  const std::vector<bool>& told = modules_[call.module].told_near;
+  for (const Line& line : call.lines) {
+    if (!line.is_judged || line.allowed != 0 || (line.label < told.size() && told[line.label])) continue;
+    if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content)) {
+      const Reading::Entry& entry = (*measured)->entry();
+      if (near_(entry.format, entry.row.finite_abs_max)) visit(line.label);
+    } else if (const auto* other = std::get_if<ReadByPython>(&line.content)) {
+      if (other->measurement.attr("is_near")(other->position, near_.share()).cast<bool>()) visit(line.label);
+    }
+  }
+}
+
+bool FrameLog::is_near(const Call& call) {
+  bool found = false;
+  if (near_.is_asked()) for_each_near(call, [&](uint32_t) { found = true; });
+  return found;
 }
 
 std::shared_ptr<Call> FrameLog::next(bool wait) {
@@ -393,7 +416,15 @@ std::shared_ptr<Call> FrameLog::next(bool wait) {
     queue_.pop_front();
     keep(call);
     call->tell_of_missing();
-    if (call->is_told || call->is_bad()) return call;
+    const bool bad = call->is_bad();
+    const bool near = !bad && is_near(*call);
+    if (near) {
+      for_each_near(*call, [&, &told = modules_[call->module].told_near](uint32_t label) {
+        if (told.size() <= label) told.resize(label + 1);
+        told[label] = true;
+      });
+    }
+    if (call->is_told || bad || near) return call;
   }
   return nullptr;
 }

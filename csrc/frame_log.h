@@ -15,6 +15,7 @@
 
 #include "call.h"
 #include "measured.h"
+#include "near.h"
 #include "unchanged.h"
 #include "walk.h"
 
@@ -29,9 +30,9 @@ class FrameLog {
   // `keep` calls are kept when they have been judged, all if it is negative; `buffers` are shown as weights are.
   // measure(tensors, graph) gives a Measurement of those that cannot be read here, works_on(device) tells whether the
   // extension can read there, capture() is that of overflowstat.recorder.Recorder, items is
-  // overflowstat.capture.items, or None to see only positional arguments and tuples.
-  FrameLog(int64_t keep, bool buffers, pybind11::object measure, pybind11::object works_on, pybind11::object capture,
-           pybind11::object items);
+  // overflowstat.capture.items, or None to see only positional arguments and tuples; `warn_at` is that of NearLimit.
+  FrameLog(int64_t keep, bool buffers, double warn_at, pybind11::object measure, pybind11::object works_on,
+           pybind11::object capture, pybind11::object items);
 
   // rule(label) is what a line of the module may hold, kinds of NonFinite, or kNotShown; None if that is nothing.
   void add_module(const pybind11::object& module, std::vector<pybind11::object> weight_names, pybind11::object rule);
@@ -70,6 +71,7 @@ class FrameLog {
     std::vector<std::optional<uint8_t>> rules;  // of each label, once it was asked for
     std::vector<std::pair<std::string, size_t>> children;
     bool was_called = false;
+    std::vector<bool> told_near;  // of each label, whether next() has given it as near its limit
 
     // Null if it is gone or was dropped.
     pybind11::object get() const {
@@ -97,12 +99,16 @@ class FrameLog {
   void read_weights();
   void read(CallTensors& tensors, uint64_t graph, Call& call);
   void keep(std::shared_ptr<Call> call);
+  template <class Visit>
+  void for_each_near(const Call& call, Visit visit);
+  bool is_near(const Call& call);
   void wait_for(const Call& call) { cost_.waits += call.wait(); }
 
   std::recursive_mutex mutex_;
   std::vector<Module> modules_;
   const int64_t keep_;
   const bool buffers_;
+  const NearLimit near_;
   const pybind11::object measure_, works_on_, capture_, items_;
   std::vector<std::optional<bool>> works_on_cuda_;  // for each device, once it was asked for
 

@@ -10,6 +10,7 @@ from .capture import EMPTY_HERE
 from .dynamo import not_compiled
 from .errors import warn_user
 from .layout import distinct_elements
+from .near import is_near
 from .recorder import Reading, Recorder, Replays
 from .row import NOTHING, NonFinite, Row
 from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
@@ -69,6 +70,12 @@ class Measurement:
         self._fetch()
         found = self._found[position]
         return TensorStats.of(found, *self._shapes[position]) if isinstance(found, Row) else found
+
+    def is_near(self, position: int, warn_at: float) -> bool:
+        """Whether a tensor holds a number that is this share of its dtype's limit or more. May wait."""
+        self._fetch()
+        found = self._found[position]
+        return isinstance(found, Row) and is_near(TensorStats.of(found, *self._shapes[position]), warn_at)
 
     def replays(self) -> Replays | None:
         """Those of the CUDA graph that these are read in; None if none of them is read there. May wait."""

@@ -21,15 +21,18 @@ from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
 from .frames import Frame
 from .gradients import GradientWatch
+from .headroom import Headroom, headroom_of
 from .hooks import is_in_backward, is_watched
 from .investigation import Scene, investigate
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
+from .near import is_near, limit_of
 from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
 from .root_call import RootCall
 from .sinks import Printer, Sink
+from .stats import TensorStats
 from .validation import (
     check_batch_numbers,
     check_bool,
@@ -38,6 +41,7 @@ from .validation import (
     check_one_of,
     check_optional_bool,
     check_optional_count,
+    check_optional_share,
     check_positive,
 )
 from .verdict import Verdict
@@ -126,6 +130,9 @@ class Monitor:
             twice then, with the same random numbers if it is the whole; tensors that it writes to are put back, other
             objects are not, and where it is given some that it may write to, as a cache, it is not run. By default on
             where only one process runs.
+        warn_at: warn, once for each place, where the largest finite magnitude is this share of its dtype's limit or
+            more (above 0, at most 1), before anything is inf. Costs one compare a line. Not of integers, nor of lines
+            for which the policy allows anything; a mask of the lowest finite number is one to exclude or allow.
         style: how things are worded.
         sinks: where frames and reports go; by default they are printed. One that has an attribute `every_frame` which
             is true is given all frames, others those that are traced or bad.
@@ -157,6 +164,7 @@ class Monitor:
         max_reports: int | None = None,
         verdict: bool = True,
         drill: bool | None = None,
+        warn_at: float | None = None,
         style: Style | None = None,
         sinks: Sequence[Sink] | None = None,
     ) -> None:
@@ -182,6 +190,8 @@ class Monitor:
         self._drill = check_optional_bool("drill", drill)
         self._detections = Detections()
         self._recorder = recorder = make_recorder(recorder)
+        self._warn_at = check_optional_share("warn_at", warn_at)
+        self._told_near: set[tuple[str, str]] = set()
         self._style = style or OwnStyle()
         self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
         self._tells_all = any(getattr(sink, "every_frame", False) for sink in self._sinks)
@@ -208,6 +218,7 @@ class Monitor:
             nested=check_bool("nested", nested),
             buffers=check_bool("buffers", buffers),
             policy=policy,
+            warn_at=self._warn_at,
         )
         self._sees: dict[str, Any] = {"recorder": recorder, "nested": nested, "buffers": buffers, "policy": policy}
         self._modules = ModuleTree(model, policy.watches if policy is not None else lambda name, module: True)
@@ -252,6 +263,10 @@ class Monitor:
         return found._replace(
             tensors=found.tensors + gradients.tensors, bytes_read=found.bytes_read + gradients.bytes_read
         )
+
+    def headroom(self) -> Headroom:
+        """Of the kept frames, the lines that are nearest to the limit of their dtype; `print` it for a table."""
+        return headroom_of(self._log.kept())
 
     def enable(self) -> None:
         """Attach to the model again after `disable()`; does nothing if it is attached."""
@@ -518,6 +533,22 @@ class Monitor:
             last_bad_batch, self._last_bad_batch = self._last_bad_batch, frame.batch_number
             if not traced and frame.batch_number != self._raised_in_batch:
                 self._detect(frame, last_bad_batch)
+        elif self._warn_at is not None:
+            self._warn_of_near(frame, self._warn_at)
+
+    def _warn_of_near(self, frame: Frame, warn_at: float) -> None:
+        for line in frame.lines:
+            place = (frame.module, line.label)
+            if place in self._told_near or not line.is_judged or line.allowed or not is_near(line.content, warn_at):
+                continue
+            self._told_near.add(place)
+            assert isinstance(line.content, TensorStats)
+            largest, dtype = line.content.finite_abs_max, line.content.dtype
+            warn_user(
+                f"{frame.module or 'the model itself'} ({frame.class_name}), {line.label}: {largest:.2e} is "
+                f"{100 * largest / limit_of(dtype):.0f} % of the limit of {str(dtype).removeprefix('torch.')}, "
+                f"in batch {frame.batch_number}"
+            )
 
     def _detect(self, bad: Frame, last_bad_batch: int | None) -> None:
         before = self._log.kept()[:-1]

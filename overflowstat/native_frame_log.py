@@ -31,7 +31,13 @@ class NativeFrameLog:
     """
 
     def __init__(
-        self, recorder: NativeRecorder, keep: int | None, nested: bool, buffers: bool, policy: Policy | None
+        self,
+        recorder: NativeRecorder,
+        keep: int | None,
+        nested: bool,
+        buffers: bool,
+        policy: Policy | None,
+        warn_at: float | None,
     ) -> None:
         self._policy = policy
         self._given: Any = None
@@ -41,6 +47,7 @@ class NativeFrameLog:
         self._log = recorder.extension.FrameLog(
             keep=-1 if keep is None else keep,
             buffers=buffers,
+            warn_at=warn_at or 0.0,
             measure=functools.partial(measure, recorder),
             works_on=recorder.works_on,
             capture=recorder.capture,
@@ -148,7 +155,13 @@ def _content(content: Any) -> TensorStats | str:
 
 
 def make_frame_log(
-    recorder: Recorder, keep: int | None, *, nested: bool = True, buffers: bool = False, policy: Policy | None = None
+    recorder: Recorder,
+    keep: int | None,
+    *,
+    nested: bool = True,
+    buffers: bool = False,
+    policy: Policy | None = None,
+    warn_at: float | None = None,
 ) -> FrameLog:
     """The one that goes with a recorder.
 
@@ -159,7 +172,9 @@ def make_frame_log(
             structures, weights that are no parameters or are those of a child that is not called.
         buffers: whether these are shown as weights are.
         policy: which lines are shown, and what they may hold; None for all, and nothing that is not finite.
+        warn_at: `next` also gives calls that are good with a judged line this near to its dtype's limit, once for
+            each place.
     """
     if isinstance(recorder, NativeRecorder):
-        return NativeFrameLog(recorder, keep, nested, buffers, policy)
-    return PlainFrameLog(recorder, keep, nested, buffers, policy)
+        return NativeFrameLog(recorder, keep, nested, buffers, policy, warn_at)
+    return PlainFrameLog(recorder, keep, nested, buffers, policy, warn_at)

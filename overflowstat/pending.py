@@ -27,6 +27,12 @@ class PendingLine(NamedTuple):
         found = self.content.measurement.non_finite(self.content.position)
         return found is not NOTHING and bool(found & ~self.allowed)
 
+    def is_near(self, warn_at: float) -> bool:
+        """Whether it is judged, and this near to its limit. May wait."""
+        if not self.is_judged or self.allowed or not isinstance(self.content, Place):
+            return False
+        return self.content.measurement.is_near(self.content.position, warn_at)
+
     def arrived(self) -> Line:
         """May wait."""
         content = self.content

@@ -64,8 +64,16 @@ class PlainFrameLog:
     """
 
     def __init__(
-        self, recorder: Recorder, keep: int | None, nested: bool, buffers: bool, policy: Policy | None
+        self,
+        recorder: Recorder,
+        keep: int | None,
+        nested: bool,
+        buffers: bool,
+        policy: Policy | None,
+        warn_at: float | None,
     ) -> None:
+        self._warn_at = warn_at
+        self._told_near: set[tuple[str, str]] = set()
         self._modules: list[_Module] = []
         self._policy = policy
         self._nested = nested
@@ -208,7 +216,7 @@ class PlainFrameLog:
         self._has_calls = self._has_calls or not is_recompute
         self._calls += 1
         self._queue.append(call)
-        while self._queue and self._queue[0].ready() and not self._queue[0].is_told and not self._queue[0].is_bad():
+        while self._queue and self._queue[0].ready() and not self._is_given(self._queue[0]):
             self._kept.append(self._queue.popleft())
         return bool(self._queue) and (self._batch.always_look or self._queue[0].ready() or call.is_known_bad())
 
@@ -271,10 +279,22 @@ class PlainFrameLog:
                 call = self._queue.popleft()
                 self._wait_for(call)
                 self._kept.append(call)
-                if call.is_told or call.is_bad():
+                if self._is_given(call):
                     self._given = call
+                    if not call.is_bad():
+                        self._told_near |= self._near(call)
                     return call.frame()
         return None
+
+    def _is_given(self, call: PendingFrame) -> bool:
+        return call.is_told or call.is_bad() or bool(self._near(call))
+
+    def _near(self, call: PendingFrame) -> set[tuple[str, str]]:
+        """Places that are near their limit and were not given as that before."""
+        warn_at = self._warn_at
+        if warn_at is None:
+            return set()
+        return {(call.module, line.label) for line in call.lines if line.is_near(warn_at)} - self._told_near
 
     def tensor(self, line: int) -> Tensor | None:
         content = self._given.lines[line].content if self._given else None

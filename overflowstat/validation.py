@@ -15,6 +15,7 @@ __all__ = [
     "check_module",
     "check_one_of",
     "check_optional_count",
+    "check_optional_share",
     "check_tensor",
 ]
 
@@ -55,6 +56,17 @@ def check_positive(name: str, value: object) -> int:
     if number == 0:
         raise ValueError(f"{name}={value!r}: must be 1 or more")
     return number
+
+
+def check_optional_share(name: str, value: object) -> float | None:
+    """Above 0 and at most 1."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}")
+    if not 0 < value <= 1:
+        raise ValueError(f"{name}={value!r}: must be above 0 and at most 1")
+    return float(value)
 
 
 def check_bool(name: str, value: object) -> bool:
