@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from .operation_names import ACCUMULATING, CASTS, DIVISORS, DOMAINS, EMPTY, PRODUCTS, SOFTMAX, SYMBOLS
+from .operation_names import (
+    ACCUMULATING,
+    CASTS,
+    DIVISORS,
+    DOMAINS,
+    ELEMENTWISE,
+    EMPTY,
+    GROWING,
+    PRODUCTS,
+    SOFTMAX,
+    SYMBOLS,
+)
 from .verdict import Kind
 
 __all__ = ["Cause", "Operation", "find_cause"]
@@ -32,7 +43,7 @@ class Operation(NamedTuple):
     name: str
     """Without namespace, overload and the underscore that stands for in place."""
     given: Mapping[str, object]
-    """The arguments by their names, as they were before."""
+    """The arguments by their names, as they were before; without `out`, which is not read."""
     result: Tensor
     """The one that is bad."""
     first_bad: tuple[int, ...]
@@ -75,7 +86,7 @@ def _find(operation: Operation) -> Cause | None:
         return _attention(operation)
     if operation.name in ACCUMULATING or torch.Tag.reduction in operation.function.tags:
         return _accumulation(operation)
-    if torch.Tag.pointwise in operation.function.tags or operation.name == "native_dropout":
+    if torch.Tag.pointwise in operation.function.tags or operation.name in ELEMENTWISE:
         return _elementwise(operation)
     return None
 
@@ -102,7 +113,7 @@ def _empty(operation: Operation) -> Cause | None:
 
 
 def _cast(operation: Operation) -> Cause | None:
-    source = operation.given.get("src", operation.given.get("self"))
+    source = operation.given.get("value" if operation.name == "fill" else "src", operation.given.get("self"))
     x = operation.at_first_bad(source)
     if not isinstance(source, Tensor) or not _is_finite(x) or source.dtype == operation.result.dtype:
         return None
@@ -191,6 +202,8 @@ def _elementwise(operation: Operation) -> Cause | None:
     divisor = numbers.get(DIVISORS.get(operation.name, ""))
     if divisor == 0 or (operation.name == "pow" and x == 0 and _is_negative(numbers.get("exponent"))):
         return Cause("division-by-zero", call)
+    if operation.name in ("log", "log2", "log10") and x == 0:
+        return Cause("domain", f"{call}: {operation.name} has no value at 0")
     if operation.name in DOMAINS and isinstance(x, (int, float)):
         is_inside, text = DOMAINS[operation.name]
         if not is_inside(x):
@@ -198,9 +211,11 @@ def _elementwise(operation: Operation) -> Cause | None:
     if operation.name == "pow" and _is_negative(x) and _is_nan(operation.value):
         return Cause("domain", f"{call}: a negative number has no such power")
     in_float64 = _in_float64(operation, operands)
-    if in_float64 is None or math.isnan(in_float64):
+    if in_float64 is None or math.isnan(in_float64) or (math.isinf(in_float64) and operation.name not in GROWING):
         return None
     if in_float64 <= _largest(operation.result.dtype):
+        if _is_nan(operation.value) and not operation.result.is_complex():
+            return None  # as of 0 times a constant beyond the dtype
         return Cause("arithmetic-overflow", f"{call} overflows on its way to {in_float64:.3g}")
     equals = "" if math.isinf(in_float64) else f" = {math.copysign(in_float64, _sign(operation.value)):.3g}"
     return Cause("arithmetic-overflow", f"{call}{equals} is {_beyond(operation)}")
@@ -223,9 +238,10 @@ def _in_float64(operation: Operation, operands: Mapping[str, object] | None = No
         given = _pytree.tree_map_only(Tensor, lambda x: x.to(_wide(x.dtype)), given)
     if given.get("dtype") is not None:
         given["dtype"] = _wide(given["dtype"])
-    given.pop("out", None)
     try:
-        found = operation.function(**given)
+        # Of the overload that writes to `out` there is one that gives a new tensor.
+        has_out = any(argument.is_out for argument in operation.function._schema.arguments)
+        found = (operation.function.overloadpacket if has_out else operation.function)(**given)
     except RuntimeError:  # of an operation that does not compute in float64
         return None
     found = found[0] if isinstance(found, (tuple, list)) else found

@@ -14,7 +14,7 @@ from .calls import Source, calls_in_progress, user_source
 from .cause import Cause, Operation, find_cause
 from .kept_tensors import KeptTensors
 from .measurement import measure
-from .operation_names import EMPTY
+from .operation_names import EMPTY, OVERWRITING
 from .recorder import Recorder
 from .row import NOTHING, NonFinite, is_new
 from .stats import TensorStats
@@ -89,7 +89,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.has_seen_empty = True
             if self._fill_empty:
                 _fill(made)
-        self._follow(function, given, copies, [*made, *written])
+        read = {name: value for name, value in given.items() if name not in _overwritten(function)}
+        self._follow(function, read, copies, [*made, *written])
         return results
 
     def birth_of(self, tensor: Tensor) -> Birth | None:
@@ -118,7 +119,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 was_traced = True
                 inherited, before = self._heritage(given, copies)
             if inherited is None or (inherited is GIVEN and is_new(kinds, before)):
-                inherited = self._birth(function, given, copies, result)
+                inherited = self._birth(function, given, copies, result, before)
             self._origins[storage] = inherited
 
     def _heritage(self, given: Mapping[str, object], copies: Mapping[int, Tensor]) -> tuple[Origin | None, NonFinite]:
@@ -138,13 +139,21 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return min(births, key=lambda birth: birth.number), kinds
         return (GIVEN if found else None), kinds
 
-    def _birth(self, function: Any, given: Mapping[str, object], copies: Mapping[int, Tensor], result: Tensor) -> Birth:
+    def _birth(
+        self,
+        function: Any,
+        given: Mapping[str, object],
+        copies: Mapping[int, Tensor],
+        result: Tensor,
+        kinds_before: NonFinite,
+    ) -> Birth:
         self._births += 1
         before: dict[str, object] = _pytree.tree_map_only(Tensor, lambda t: copies.get(id(t), t), dict(given))
         stats = self._stats(result)
         cause = Cause("unknown", "")
         if isinstance(stats, TensorStats) and stats.first_bad is not None:
-            cause = find_cause(Operation(function, _name(function), before, result, stats.first_bad))
+            first_new = _first_new(result, kinds_before) or stats.first_bad
+            cause = find_cause(Operation(function, _name(function), before, result, first_new))
         operands = [Operand(name, self._stats(x) if isinstance(x, Tensor) else str(x)) for name, x in before.items()]
         calls = list(calls_in_progress())
         return Birth(
@@ -173,6 +182,14 @@ def _written(function: Any) -> list[str]:
     return [argument.name for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write]
 
 
+def _overwritten(function: Any) -> list[str]:
+    """Arguments whose contents do not matter."""
+    if _name(function) in OVERWRITING:
+        return _written(function)
+    schema = getattr(function, "_schema", None)
+    return [argument.name for argument in schema.arguments if argument.is_out] if schema else []
+
+
 def _name(function: Any) -> str:
     name = _full_name(function).rpartition(".")[2]
     return name[:-1] if name.endswith("_") else name
@@ -187,6 +204,14 @@ def _fill(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.fill_(float("nan"))
+
+
+def _first_new(result: Tensor, before: NonFinite) -> tuple[int, ...] | None:
+    """Of an element that bears what no operand did, where those bore something; which others may have from them."""
+    if not before:
+        return None
+    found = (torch.isinf(result) if before & NonFinite.NAN else torch.isnan(result)).nonzero()
+    return tuple(found[0].tolist()) if len(found) else None
 
 
 def _is_whole(tensor: Tensor) -> bool:

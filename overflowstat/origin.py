@@ -85,7 +85,9 @@ def find_origin(
             return Origin("made between", line, names.get(call.module), call)
     if own is not None and not around:
         given_as = line.label
-    return Origin("outside", line, None, None, given_as) if given_as else Origin("unknown", line)
+    # A module that is called without the model may have been given what others have made.
+    is_in_root = bool(calls) and names.get(calls[-1].module) == ""
+    return Origin("outside", line, None, None, given_as) if is_in_root else Origin("unknown", line)
 
 
 def is_weight(frame: Frame, line: Line) -> bool:

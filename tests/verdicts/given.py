@@ -1,0 +1,130 @@
+"""Inputs and weights that are bad before anything is computed."""
+
+import torch
+from torch import Tensor, nn
+
+from verdicts.case import Case, Run, calls, constant
+
+NAN = float("nan")
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 4)
+        self.proj = nn.Linear(4, 4)
+
+    def forward(self, tokens: Tensor | None = None, embedded: Tensor | None = None) -> Tensor:
+        y: Tensor = self.proj(self.embed(tokens) if embedded is None else embedded)
+        return y
+
+
+def never_initialised() -> Model:
+    """A row that a resize of the vocabulary has added, with what was in memory."""
+    model = Model()
+    with torch.no_grad():
+        model.embed.weight[3] = NAN
+    return model
+
+
+def loaded_in_bfloat16() -> Model:
+    """1e5 is a number of bfloat16, and none of float16."""
+    model = Model().bfloat16()
+    constant(model.proj, weight=1e5)
+    return model.half()
+
+
+def steps_to_infinity() -> tuple[nn.Module, Run]:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e38)
+
+    def run() -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(torch.tensor([0, 1])) * 100).square().sum().backward()
+            optimizer.step()
+
+    return model, run
+
+
+def clips_by_infinite_norm() -> tuple[nn.Module, Run]:
+    """Each gradient times 1 / inf: 0 for those that are finite, and NaN for the one that is not."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run() -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(torch.tensor([0, 1])) * 1e20).square().sum().mul(1e-20).backward()
+            bias = model.proj.bias
+            assert bias.grad is not None
+            bias.grad.fill_(float("inf"))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    return model, run
+
+
+BAD = torch.tensor([[1.0, NAN, 1.0, 1.0]])
+CASES = [
+    Case(
+        "embedding-never-initialised",
+        calls(never_initialised, torch.tensor([0, 1])),
+        "embed",
+        None,
+        "bad-weight",
+        label="weight",
+        produced=False,
+        source=None,
+    ),
+    Case(
+        "bfloat16-checkpoint-in-float16",
+        calls(loaded_in_bfloat16, torch.tensor([0, 1])),
+        "proj",
+        None,
+        "bad-weight",
+        label="weight",
+        produced=False,
+        source=None,
+    ),
+    Case(
+        "step-to-infinity",
+        steps_to_infinity,
+        "embed",
+        None,
+        "bad-weight",
+        label="weight",
+        produced=False,
+        source=None,
+    ),
+    Case(
+        "clip-by-infinite-norm",
+        clips_by_infinite_norm,
+        "proj",
+        None,
+        "bad-weight",
+        label="bias",
+        produced=False,
+        source=None,
+    ),
+    Case(
+        "nan-in-batch",
+        calls(lambda: Model().proj, BAD),
+        "",
+        None,
+        "bad-input",
+        label="input[0]",
+        produced=False,
+        source=None,
+    ),
+    Case(
+        "nan-in-keyword",
+        calls(Model, embedded=BAD),
+        "proj",
+        None,
+        "bad-input",
+        label="input[0]",
+        produced=False,
+        source=None,
+    ),
+]
