@@ -22,8 +22,8 @@ __all__ = ["run_again", "why_not_again"]
 T = TypeVar("T")
 
 _UNCHANGING = (
-    *(type(None), bool, int, float, complex, str, bytes, slice, range, type, enum.Enum, types.FunctionType),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(type(None), bool, int, float, complex, str, bytes, slice, range, type, enum.Enum),
+    *(types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 
 
