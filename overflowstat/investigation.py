@@ -30,7 +30,7 @@ class Scene:
 
     bad: Frame
     frames: Sequence[Frame]
-    """Those before it, as far as they were kept."""
+    """Those of its batch before it, as far as they were kept."""
     calls: Sequence[Call]
     """Those in progress that it is in, the innermost first, up to the root's."""
     is_current: bool
@@ -136,7 +136,7 @@ def _kind(origin: Origin, birth: Birth | None) -> tuple[Kind, str]:
         return birth.cause
     if origin.where == "weight":
         return "bad-weight", ""
-    if origin.where == "outside":
+    if origin.where == "outside" or origin.given_as:
         return "bad-input", ""
     return "unknown", ""
 
@@ -181,10 +181,12 @@ def _made(scene: Scene, origin: Origin, maker: str, class_name: str, birth: Birt
         yield "weight", f"{origin.line.label} was bad before it was used: {when}"
     elif origin.where == "outside":
         yield "given", f"it came from outside of the model, which got it as {origin.given_as}"
+    elif origin.where == "passed on" and origin.given_as:
+        yield "given", f"it came as {origin.given_as}, where it is allowed"
     elif origin.where == "passed on":
         yield "given", f"{where} gave it, where it is allowed"
     elif origin.where == "made here" and maker == bad.module:
-        yield "made here", f"{_what_is_finite(bad)} finite{_largest(bad)}"
+        yield "made here", f"{_what_is_finite(bad)}{_largest(bad)}"
         if last := _last_child(scene, bad.module):
             yield "after", f"all of its children, of which {_numbers(last)} was the last"
     elif origin.where == "made between" or birth is not None:
@@ -205,7 +207,7 @@ def _by(scene: Scene, origin: Origin, drilled: Drilled, source: Source | None) -
         if operands:
             yield "given", ", ".join(operands)
     elif drilled.given is not None:
-        yield "by", "what was there before: a constant, or a tensor that is no input and no parameter"
+        yield "by", "what is not finite as it stands: a constant, or a tensor that no line shows"
     else:
         if source is not None:
             yield "called at", f"{source.place}: {source.code}"
@@ -217,7 +219,9 @@ def _what_is_finite(frame: Frame) -> str:
     weights = [line for line in frame.lines if is_weight(frame, line)]
     inputs = [line for line in frame.lines if line.label.startswith("input")]
     there = [what for what, lines in (("inputs", inputs), ("weights", weights)) if lines]
-    return f"its {' and '.join(there)} are" if there else "it has no inputs and weights that are not"
+    allowed = [line.label for line in weights + inputs if line.allowed and _kinds(line)]
+    but = f", but for what is allowed in {', '.join(allowed)}" if allowed else ""
+    return f"its {' and '.join(there)} are finite{but}" if there else "it has no inputs or weights that a line shows"
 
 
 def _largest(frame: Frame) -> str:
@@ -250,8 +254,6 @@ def _last_child(scene: Scene, maker: str) -> Frame | None:
             continue
         if _is_in(frame.module, maker):
             return frame
-        if frame.starts_batch:
-            break
     return None
 
 
@@ -269,9 +271,9 @@ def _range(content: TensorStats | str) -> str:
         return content
     if content.numel == 0:
         return "empty"
+    largest = [f"up to {content.finite_abs_max:.3g}"] if content.finite_abs_max == content.finite_abs_max else []
     bad = [f"{count} {what}" for count, what in ((content.nan_count, "nan"), (content.inf_count, "inf")) if count]
-    dtype = str(content.dtype).removeprefix("torch.")
-    return f"up to {content.finite_abs_max:.3g}{''.join(f' and {each}' for each in bad)} ({dtype})"
+    return f"{' and '.join(largest + bad)} ({str(content.dtype).removeprefix('torch.')})"
 
 
 def _is_shown(operand: Operand) -> bool:

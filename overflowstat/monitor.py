@@ -597,7 +597,7 @@ class Monitor:
         earlier = (bad.batch_number - 1) // self._every_n * self._every_n
         scene = Scene(
             bad,
-            before,
+            [frame for frame in before if frame.batch_number == bad.batch_number],
             calls,
             is_current,
             names,

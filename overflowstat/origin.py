@@ -29,7 +29,7 @@ class Origin:
     where: Where
     """- weight: it is one of the module's own weights.
     - outside: the model was given it.
-    - passed on: a module gave it that may, by the policy.
+    - passed on: a module gave it that may, by the policy; or was given it where it may be, and gives it on.
     - made here: in the module that shows it.
     - made between: in the forward of a module that calls it, after the last of its children before.
     - overwritten: what was given to it is written over, and no longer tells what it was.
@@ -41,7 +41,7 @@ class Origin:
     call: Call | None = None
     """In which it was made, if that is in progress."""
     given_as: str = ""
-    """The label of the model's own input that it came as."""
+    """The label of the input or weight that it came as: the model's, or that of the module that gives it on."""
 
 
 def find_origin(
@@ -56,7 +56,7 @@ def find_origin(
 
     Args:
         bad: this frame.
-        frames: those before it.
+        frames: those of its batch before it.
         calls: those in progress that it is in, the innermost first.
         is_current: whether the first of these is its own.
         names: qualified names of the modules.
@@ -67,7 +67,12 @@ def find_origin(
         return Origin("weight", line, bad.module)
     own = calls[0] if is_current else None
     around = calls[1:] if is_current else calls
+    kinds = _kinds_of(line)
     if not line.label.startswith("input"):
+        allowed = [each for each in bad.lines if each.allowed and not each.label.startswith("output")]
+        source = next((each for each in allowed if not is_new(kinds, _borne(each))), None)
+        if source is not None:
+            return Origin("passed on", line, bad.module, given_as=source.label)
         return Origin("made here", line, bad.module, own)
     if giver := _allowed_giver(line, frames):
         return Origin("passed on", line, giver)
@@ -75,7 +80,6 @@ def find_origin(
     if not is_current:
         # All that is known of what is around it is what the outermost was given.
         around = calls[-1:]
-    kinds = _kinds_of(line)
     given_as = ""
     for call in around:
         given_as, given = _given(call, recorder, kinds)
@@ -98,16 +102,20 @@ def is_weight(frame: Frame, line: Line) -> bool:
     return line.label in labels[: max((i for i, x in enumerate(labels) if not _INPUT_OR_OUTPUT.match(x)), default=0)]
 
 
+def _borne(line: Line) -> NonFinite:
+    return line.content.non_finite if isinstance(line.content, TensorStats) else NOTHING
+
+
 def _kinds_of(line: Line) -> NonFinite:
-    return line.content.non_finite & ~line.allowed if isinstance(line.content, TensorStats) else NOTHING
+    return _borne(line) & ~line.allowed
 
 
 def _allowed_giver(line: Line, frames: Sequence[Frame]) -> str | None:
-    """The last module that gave the very same numbers, and may."""
+    """The last module that gave the very same numbers, and may. Of no other does a first bad line come."""
+    numbers = repr(line.content)  # NaN is not equal to itself
     for frame in reversed(frames):
-        for shown in frame.lines:
-            if shown.label.startswith("output") and shown.content == line.content:
-                return frame.module
+        if any(shown.label.startswith("output") and repr(shown.content) == numbers for shown in frame.lines):
+            return frame.module
     return None
 
 
