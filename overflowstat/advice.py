@@ -16,6 +16,7 @@ from .recorder import Recorder
 from .rerun import run_again, why_not_again
 from .run_state import RunState
 from .stats import TensorStats
+from .wording import limit_of, short_name
 
 __all__ = ["advise", "may_float32_cure", "where_float32_cures"]
 
@@ -55,7 +56,9 @@ def advise(birth: Birth, cure: str | None) -> str | None:
             return f'overflowstat.run_in_float32(model, "{cure}"){whole}: tried, and finite'
         return "bfloat16, which holds up to 3.4e+38" if dtype is torch.float16 else None
     if kind == "division-by-zero" and dtype.is_floating_point:
-        return f"an eps in what is divided by, of {torch.finfo(dtype).smallest_normal:.2g} or more in {_short(dtype)}"
+        return (
+            f"an eps in what is divided by, of {torch.finfo(dtype).smallest_normal:.2g} or more in {short_name(dtype)}"
+        )
     return DOMAINS.get(name) if kind == "domain" else OTHERS.get(kind)
 
 
@@ -95,9 +98,5 @@ def _adds_limits(birth: Birth) -> bool:
     contents = [each.content for each in birth.operands[:-1] if isinstance(each.content, TensorStats)]
     is_sum = birth.operation.rpartition(".")[2].removesuffix("_") in ("add", "sub")
     return is_sum and any(
-        stats.dtype.is_floating_point and stats.abs_max == torch.finfo(stats.dtype).max for stats in contents
+        stats.dtype.is_floating_point and stats.abs_max == limit_of(stats.dtype) for stats in contents
     )
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

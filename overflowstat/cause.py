@@ -21,6 +21,7 @@ from .operation_names import (
     SYMBOLS,
 )
 from .verdict import Kind
+from .wording import limit_of, limit_text, short_name
 
 __all__ = ["Cause", "Operation", "find_cause"]
 
@@ -117,7 +118,7 @@ def _cast(operation: Operation) -> Cause | None:
     x = operation.at_first_bad(source)
     if not isinstance(source, Tensor) or not _is_finite(x) or source.dtype == operation.result.dtype:
         return None
-    return Cause("cast-overflow", f"{_text(x)} in {_short(source.dtype)} is {_beyond(operation)}")
+    return Cause("cast-overflow", f"{_text(x)} in {short_name(source.dtype)} is {_beyond(operation)}")
 
 
 def _softmax(operation: Operation) -> Cause | None:
@@ -149,7 +150,7 @@ def _accumulation(operation: Operation) -> Cause | None:
             certain = operation.name in PRODUCTS or operation.name in ("sum", "cumsum", "prod", "cumprod")
             return Cause("accumulation-overflow", "its operands are finite") if certain else None
         if in_float64 is not None and math.isfinite(in_float64):
-            is_beyond = in_float64 > _largest(operation.result.dtype)
+            is_beyond = in_float64 > limit_of(operation.result.dtype)
             text = f"is {_beyond(operation)}" if is_beyond else "overflows on its way"
             return Cause("accumulation-overflow", f"over finite numbers, {in_float64:.3g} {text}")
         return None
@@ -213,7 +214,7 @@ def _elementwise(operation: Operation) -> Cause | None:
     in_float64 = _in_float64(operation, operands)
     if in_float64 is None or math.isnan(in_float64) or (math.isinf(in_float64) and operation.name not in GROWING):
         return None
-    if in_float64 <= _largest(operation.result.dtype):
+    if in_float64 <= limit_of(operation.result.dtype):
         if _is_nan(operation.value) and not operation.result.is_complex():
             return None  # as of 0 times a constant beyond the dtype
         return Cause("arithmetic-overflow", f"{call} overflows on its way to {in_float64:.3g}")
@@ -271,16 +272,7 @@ def _call(name: str, numbers: Mapping[str, Number]) -> str:
 
 
 def _beyond(operation: Operation) -> str:
-    dtype = operation.result.dtype
-    return f"beyond {_short(dtype)}'s {_largest(dtype):.5g}"
-
-
-def _largest(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).max
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return f"beyond {limit_text(operation.result.dtype)}"
 
 
 def _text(number: object) -> str:

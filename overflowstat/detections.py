@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from .frames import Frame
 from .report import Report
+from .wording import module_text
 
 __all__ = ["Detection", "Detections"]
 
@@ -21,7 +22,7 @@ class Detection:
     def text(self) -> str:
         """Where, and how often."""
         bad = self.report.bad
-        where = f"{bad.module or 'the model itself'} ({bad.class_name}), {bad.bad_lines[0].label}"
+        where = f"{module_text(bad.module, bad.class_name)}, {bad.bad_lines[0].label}"
         if self.batches == 1:
             return f"{where}: in batch {self.last_batch}"
         return f"{where}: in {self.batches} batches, from {self.report.batch_number} to {self.last_batch}"

@@ -24,6 +24,7 @@ from .measurement import Measurement, measure
 from .recorder import Recorder, RecorderName, is_capturing, make_recorder
 from .stats import TensorStats
 from .validation import check_module
+from .wording import limit_text
 
 __all__ = ["InFloat32", "run_in_float32"]
 
@@ -234,11 +235,10 @@ class _Region:
                 warn_user(self._advice(count, before, after))
 
     def _advice(self, count: int, before: TensorStats, after: TensorStats) -> str:
-        dtype = str(after.dtype).removeprefix("torch.")
         around = "" if self._around is None else f'run_in_float32(model, "{self._around}") for the module around it, '
         return (
             f"{self._name or 'the model'} runs in float32, and {count} of {before.numel} values of its output, up to "
-            f"{before.finite_abs_max:.3g}, are beyond {dtype}'s {torch.finfo(after.dtype).max:.5g}, so that they are "
+            f"{before.finite_abs_max:.3g}, are beyond {limit_text(after.dtype)}, so that they are "
             f"inf where it is cast back. What to do: {around}bfloat16 for the model, or a clamp of its output"
         )
 

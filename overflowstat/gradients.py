@@ -29,6 +29,7 @@ from .recorder import Recorder
 from .stats import TensorStats
 from .unchanged import Unchanged
 from .verdict import Kind, Verdict
+from .wording import module_text
 
 __all__ = ["GradientJudge", "GradientWatch"]
 
@@ -364,7 +365,7 @@ class GradientWatch:
     def _verdict(self, backward: _Backward, frame: Frame, first: int, taps: list[Tap]) -> Verdict:
         line = frame.lines[first]
         kinds = _kinds(line.content)
-        here = f"{_named(frame.module)} ({frame.class_name})"
+        here = module_text(frame.module, frame.class_name)
         operation, source = None, None
         is_outside = False
         tap = next((tap for tap in reversed(taps) if backward.read[tap][1] <= first), None)
@@ -398,7 +399,7 @@ class GradientWatch:
             largest = [content.abs_max for content in clean if isinstance(content, TensorStats) and content.numel]
             between = ", in its own forward between its children" if self._has_children(maker) else ""
             finite = f" (up to {max(largest):.3g})" if largest else ""
-            text = f"made in the backward of {_named(maker)}{between}: "
+            text = f"made in the backward of {module_text(maker)}{between}: "
             text += f"the gradients that reached it are finite{finite}, {what}"
             if operation is not None:
                 text += f"\nby {operation}" + ("" if source is None else f", of {source}")
@@ -411,7 +412,7 @@ class GradientWatch:
             kind = "bad-input"
             text = f"it came so to the model, from the loss or what else follows: {what}"
         elif makers:
-            names = sorted(map(_named, makers)) + ["what follows the model"] * is_outside
+            names = sorted(map(module_text, makers)) + ["what follows the model"] * is_outside
             text = f"made in the backward of one of {', '.join(names)}: {what}"
         else:
             text = f"made outside of the modules that are watched: {what}"
@@ -452,10 +453,6 @@ class GradientWatch:
 
 def _with_advice(verdict: Verdict, advice: str) -> Verdict:
     return replace(verdict, advice=advice, text=f"{verdict.text}\n{advice}")
-
-
-def _named(module: str) -> str:
-    return module or "the model itself"
 
 
 def _kinds(content: TensorStats | str) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from .frames import Frame
 from .stats import TensorStats
+from .wording import limit_of, module_text, short_name
 
 __all__ = ["Growth", "Headroom", "NearLine", "growth", "headroom", "headroom_of"]
 
@@ -32,7 +33,7 @@ def headroom(stats: TensorStats, dtype: torch.dtype | None = None) -> float | No
         return None
     if stats.finite_abs_max == 0:
         return math.inf
-    return math.log2(torch.finfo(dtype or stats.dtype).max) - math.log2(stats.finite_abs_max)
+    return math.log2(limit_of(dtype or stats.dtype)) - math.log2(stats.finite_abs_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,9 @@ class NearLine:
     """Negative: it would overflow if run in float16. None where the dtype reaches no further than that."""
 
     def __str__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
-        text = f"{self.powers_left:6.1f} {self.value:8.2e} {dtype} {self.module or '(root)'} {self.label}"
+        text = (
+            f"{self.powers_left:6.1f} {self.value:8.2e} {short_name(self.dtype)} {self.module or '(root)'} {self.label}"
+        )
         if self.powers_left_in_float16 is not None and self.powers_left_in_float16 < 0:
             text += f"; would overflow if run in float16, by {-self.powers_left_in_float16:.1f}"
         return text
@@ -81,7 +83,7 @@ def headroom_of(frames: Iterable[Frame], limit: int = 20) -> Headroom:
                 continue
             known = nearest.get((frame.module, line.label))
             if known is None or left < known.powers_left:
-                reaches_further = torch.finfo(stats.dtype).max > torch.finfo(torch.float16).max
+                reaches_further = limit_of(stats.dtype) > limit_of(torch.float16)
                 nearest[frame.module, line.label] = NearLine(
                     frame.batch_number,
                     frame.module,
@@ -123,7 +125,7 @@ class Growth:
             values[2:-2] = ["..."]
         count = len(self.frames)
         over = f"{count} layers, {self.factor:.3g} times each" if self.of_layers else f"the last {count} frames"
-        return f"{' -> '.join(values)} over {over}, from {self.start.module or 'the model itself'}"
+        return f"{' -> '.join(values)} over {over}, from {module_text(self.start.module)}"
 
     def _changes(self) -> list[float]:
         """A parent gives what its last child gave."""
@@ -234,5 +236,5 @@ def _largest(frame: Frame, label: str) -> list[float]:
         if line.label.startswith(label)
         and isinstance(line.content, TensorStats)
         and line.content.dtype.is_floating_point
-        and 0 <= line.content.finite_abs_max < torch.finfo(line.content.dtype).max
+        and 0 <= line.content.finite_abs_max < limit_of(line.content.dtype)
     ]

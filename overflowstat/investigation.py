@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
 from .advice import advise, may_float32_cure, where_float32_cures
@@ -18,6 +17,7 @@ from .row import NOTHING, NonFinite
 from .run_state import RunState
 from .stats import TensorStats, apart_from_the_run
 from .verdict import Kind, Operand, Verdict
+from .wording import limit_of, limit_text, module_text, short_name
 
 __all__ = ["FAILED", "Scene", "investigate"]
 
@@ -174,7 +174,7 @@ def _source(scene: Scene, origin: Origin, birth: Birth | None) -> Source | None:
 
 def _made(scene: Scene, origin: Origin, maker: str, class_name: str, birth: Birth | None) -> Iterator[tuple[str, str]]:
     bad = scene.bad
-    where = f"{maker or 'the model itself'} ({class_name})"
+    where = module_text(maker, class_name)
     if origin.where == "weight":
         since = scene.was_finite_in
         when = "it was so when it was first read" if since is None else f"it was finite in batch {since}"
@@ -227,14 +227,14 @@ def _what_is_finite(frame: Frame) -> str:
 def _largest(frame: Frame) -> str:
     """How near to its limit what a module was given is."""
     found = [
-        (line.content.finite_abs_max / torch.finfo(line.content.dtype).max, line.label, line.content)
+        (line.content.finite_abs_max / limit_of(line.content.dtype), line.label, line.content)
         for line in frame.lines
         if not line.label.startswith("output") and isinstance(line.content, TensorStats) and _is_real(line.content)
     ]
     if not found:
         return ""
     share, label, stats = max(found, key=lambda each: each[0])
-    limit = f"{str(stats.dtype).removeprefix('torch.')}'s {torch.finfo(stats.dtype).max:.5g}"
+    limit = limit_text(stats.dtype)
     percent = f", {share:.0%} of {limit}" if share >= 0.01 else f" of {limit}"
     return f"; largest {stats.finite_abs_max:.3g} in {label}{percent}"
 
@@ -273,7 +273,7 @@ def _range(content: TensorStats | str) -> str:
         return "empty"
     largest = [f"up to {content.finite_abs_max:.3g}"] if content.finite_abs_max == content.finite_abs_max else []
     bad = [f"{count} {what}" for count, what in ((content.nan_count, "nan"), (content.inf_count, "inf")) if count]
-    return f"{' and '.join(largest + bad)} ({str(content.dtype).removeprefix('torch.')})"
+    return f"{' and '.join(largest + bad)} ({short_name(content.dtype)})"
 
 
 def _is_shown(operand: Operand) -> bool:

@@ -26,7 +26,7 @@ from .hooks import is_in_backward, is_watched
 from .investigation import Scene, investigate
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
-from .near import is_near, limit_of
+from .near import is_near
 from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
@@ -46,6 +46,7 @@ from .validation import (
 )
 from .verdict import Verdict
 from .wholly_bad import wholly_bad_rows
+from .wording import limit_of, module_text, short_name
 
 __all__ = ["CheckName", "Monitor", "OnDetect", "WeightsName"]
 
@@ -545,8 +546,8 @@ class Monitor:
             assert isinstance(line.content, TensorStats)
             largest, dtype = line.content.finite_abs_max, line.content.dtype
             warn_user(
-                f"{frame.module or 'the model itself'} ({frame.class_name}), {line.label}: {largest:.2e} is "
-                f"{100 * largest / limit_of(dtype):.0f} % of the limit of {str(dtype).removeprefix('torch.')}, "
+                f"{module_text(frame.module, frame.class_name)}, {line.label}: {largest:.2e} is "
+                f"{100 * largest / limit_of(dtype):.0f} % of the limit of {short_name(dtype)}, "
                 f"in batch {frame.batch_number}"
             )
 

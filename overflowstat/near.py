@@ -1,15 +1,9 @@
 """Which numbers are near the limit of their dtype. csrc/near.h does the same."""
 
-import torch
-
 from .stats import TensorStats
+from .wording import limit_of
 
-__all__ = ["is_near", "limit_of"]
-
-
-def limit_of(dtype: torch.dtype) -> float:
-    """The largest number of a floating-point dtype; of a complex one that of its parts."""
-    return float(torch.finfo(dtype).max)
+__all__ = ["is_near"]
 
 
 def is_near(found: TensorStats | str, warn_at: float) -> bool:

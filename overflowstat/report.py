@@ -6,6 +6,7 @@ from typing import Protocol
 from .frames import Frame
 from .stats import TensorStats
 from .verdict import Verdict
+from .wording import module_text, short_name
 
 __all__ = ["OwnStyle", "ReferenceStyle", "Report", "Style", "bad_numbers", "notices", "stats_line"]
 
@@ -103,7 +104,7 @@ class OwnStyle(ReferenceStyle):
         bad = report.bad
         line = bad.bad_lines[0]
         assert isinstance(line.content, TensorStats)
-        where = f"{bad.module} ({bad.class_name})" if bad.module else f"the model itself ({bad.class_name})"
+        where = module_text(bad.module, bad.class_name)
         kinds = " and ".join(k for k, there in (("nan", line.content.has_nan), ("inf", line.content.has_inf)) if there)
         finding = f"{line.label}: {bad_numbers(line.content, report.wholly_bad_rows)}"
         found = f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {finding}"
@@ -136,5 +137,4 @@ def bad_numbers(stats: TensorStats, wholly_bad_rows: tuple[int, int] | None = No
     where = f", first at {list(stats.first_bad)}" if stats.first_bad else ""
     bad, rows = wholly_bad_rows or (0, 0)
     wholly = f", {bad} of {rows} rows wholly" if bad else ""
-    dtype = str(stats.dtype).removeprefix("torch.")
-    return f"{', '.join(found)}{where}{wholly}; {dtype}, shape {list(stats.shape)}"
+    return f"{', '.join(found)}{where}{wholly}; {short_name(stats.dtype)}, shape {list(stats.shape)}"

@@ -14,6 +14,7 @@ from .capture import is_wrapper
 from .layout import coordinates
 from .recorder import Recorder, RecorderName, make_recorder
 from .row import NonFinite, Row
+from .wording import short_name
 
 __all__ = ["READABLE_DTYPES", "TensorStats", "apart_from_the_run", "shape_of", "tensor_stats", "why_unreadable"]
 
@@ -155,11 +156,11 @@ def why_unreadable(tensor: Tensor) -> str:
         if tensor.is_nested:
             return "nested"
         if tensor.layout != torch.strided:
-            return _short(tensor.layout)
+            return short_name(tensor.layout)
         if tensor.device.type == "meta":
             return "meta"
         if tensor.dtype not in READABLE_DTYPES:
-            return _short(tensor.dtype)
+            return short_name(tensor.dtype)
     return ""
 
 
@@ -167,10 +168,6 @@ def is_on_meta(tensor: Tensor) -> bool:
     """Not of wrappers, which may answer in Python, or refuse to."""
     with torch._C.DisableTorchFunctionSubclass():
         return not is_wrapper(tensor) and tensor.is_meta
-
-
-def _short(name: torch.dtype | torch.layout) -> str:
-    return str(name).removeprefix("torch.")
 
 
 def shape_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from .stats import TensorStats
+from .wording import short_name
 
 __all__ = ["KINDS", "Kind", "Operand", "Verdict"]
 
@@ -89,4 +90,4 @@ def _plain(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    return str(value).removeprefix("torch.")
+    return short_name(value)
