@@ -38,25 +38,25 @@ MOST_BACKWARDS = 16  # in progress; more are those that exceptions have ended
 
 
 class GradientJudge(Protocol):
-    """Who knows of batches, and what to do with frames."""
+    """Who knows of batches, and what to do with frames: a monitor, whose users these are not for."""
 
-    def gradient_batch(self, has_run: bool) -> int | None:
+    def _gradient_batch(self, has_run: bool) -> int | None:
         """The batch that runs now, or that `has_run`, as in a backward it has; None if it is not watched."""
         ...
 
-    def waits_for_gradients(self, batch_number: int, at_end: bool) -> bool:
+    def _waits_for_gradients(self, batch_number: int, at_end: bool) -> bool:
         """Whether the numbers of a batch are judged now, or at the end of its backward; else when they are there."""
         ...
 
-    def tells_all_gradients(self, batch_number: int) -> bool:
+    def _tells_all_gradients(self, batch_number: int) -> bool:
         """Whether frames of a batch are told of that are good."""
         ...
 
-    def judge_gradient(self, frame: Frame) -> bool:
+    def _judge_gradient(self, frame: Frame) -> bool:
         """Tell of a frame. Whether it is one to detect."""
         ...
 
-    def detect_gradient(
+    def _detect_gradient(
         self, bad: Frame, before: list[Frame], tensor: Tensor | None, verdict: Verdict, is_skipped: bool
     ) -> None:
         """May raise, but where `is_skipped`: a GradScaler will not use these gradients."""
@@ -145,7 +145,7 @@ class GradientWatch:
         if judge is None or not torch.is_grad_enabled() or self._recorder.capture() is not None:
             return False
         with self._lock:
-            batch_number = judge.gradient_batch(has_run=is_in_backward())
+            batch_number = judge._gradient_batch(has_run=is_in_backward())
             if batch_number is not None:
                 name = self._names[number][0]
                 shown = [
@@ -233,7 +233,7 @@ class GradientWatch:
         if self._promised is not None:
             self._hold_promise(optimizer)
         judge = self._judge()
-        batch_number = None if self._has_read_weights or judge is None else judge.gradient_batch(has_run=True)
+        batch_number = None if self._has_read_weights or judge is None else judge._gradient_batch(has_run=True)
         if batch_number is not None:
             backward = _Backward(batch_number, seems_scaled=False)
             self._read_weights(backward)
@@ -264,7 +264,7 @@ class GradientWatch:
             self._promised = None
             judge = self._judge()
             if judge is not None:
-                judge.detect_gradient(bad, [frame.frame() for frame in self._kept], None, verdict, is_skipped=False)
+                judge._detect_gradient(bad, [frame.frame() for frame in self._kept], None, verdict, is_skipped=False)
 
     def _read_weights(self, backward: _Backward) -> None:
         """Those that have changed since they were read before."""
@@ -331,15 +331,15 @@ class GradientWatch:
         judge = self._judge()
         if judge is None:
             return
-        wait = wait or judge.waits_for_gradients(backward.batch_number, at_end)
+        wait = wait or judge._waits_for_gradients(backward.batch_number, at_end)
         queue = backward.queue
         while queue and not backward.is_over and (wait or queue[0][0].ready()):
             pending, taps = queue.popleft()
             self._kept.append(pending)
-            if not pending.is_bad() and not judge.tells_all_gradients(backward.batch_number):
+            if not pending.is_bad() and not judge._tells_all_gradients(backward.batch_number):
                 continue
             frame = pending.frame()
-            if judge.judge_gradient(frame):
+            if judge._judge_gradient(frame):
                 backward.is_over = True
                 self._detect(judge, backward, pending, frame, taps)
 
@@ -360,7 +360,7 @@ class GradientWatch:
             verdict = _with_advice(verdict, advice)
         before = [each.frame() for each in list(self._kept)[:-1]]
         self._kept.clear()
-        judge.detect_gradient(frame, before, tensor, verdict, is_skipped=scaler is not None)
+        judge._detect_gradient(frame, before, tensor, verdict, is_skipped=scaler is not None)
 
     def _verdict(self, backward: _Backward, frame: Frame, first: int, taps: list[Tap]) -> Verdict:
         line = frame.lines[first]

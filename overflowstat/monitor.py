@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,7 +15,7 @@ from . import capture
 from .attachment import WATCH_COMPILED, Attachment
 from .calls import calls_in_progress
 from .captured import CapturedBatch
-from .detections import Detection, Detections
+from .detections import Detection
 from .dynamo import has_compiled, not_compiled
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
@@ -23,16 +23,15 @@ from .frames import Frame
 from .gradients import GradientWatch
 from .headroom import Headroom, headroom_of
 from .hooks import is_in_backward, is_watched
-from .investigation import Scene, investigate
+from .investigator import Investigator
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
-from .near import is_near
+from .near import NearLimit
 from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
-from .root_call import RootCall
+from .reporter import ON_DETECT, OnDetect, Reporter
 from .sinks import Printer, Sink
-from .stats import TensorStats
 from .validation import (
     check_batch_numbers,
     check_bool,
@@ -46,16 +45,13 @@ from .validation import (
 )
 from .verdict import Verdict
 from .wholly_bad import wholly_bad_rows
-from .wording import limit_of, module_text, short_name
 
 __all__ = ["CheckName", "Monitor", "OnDetect", "WeightsName"]
 
 CheckName = Literal["module", "batch", "step"]
 WeightsName = Literal["forward", "on_change"]
-OnDetect = Literal["raise", "warn"] | Callable[[Report], object]
 CHECKS = get_args(CheckName)
 WEIGHTS = get_args(WeightsName)
-ON_DETECT = ("raise", "warn")
 
 
 class Monitor:
@@ -185,17 +181,19 @@ class Monitor:
         self._every_n = check_positive("every_n", every_n)
         if policy is not None and not isinstance(policy, Policy):
             raise TypeError(f"policy={policy!r}: must be an overflowstat.Policy, not {type(policy).__name__}")
-        self._on_detect = on_detect if callable(on_detect) else check_one_of("on_detect", on_detect, ON_DETECT)
-        self._max_reports = check_optional_count("max_reports", max_reports)
-        self._says_verdict = check_bool("verdict", verdict)
-        self._drill = check_optional_bool("drill", drill)
-        self._detections = Detections()
-        self._recorder = recorder = make_recorder(recorder)
-        self._warn_at = check_optional_share("warn_at", warn_at)
-        self._told_near: set[tuple[str, str]] = set()
         self._style = style or OwnStyle()
-        self._sinks = list(sinks) if sinks is not None else [Printer(self._style)]
-        self._tells_all = any(getattr(sink, "every_frame", False) for sink in self._sinks)
+        self._reporter = Reporter(
+            self._style,
+            list(sinks) if sinks is not None else [Printer(self._style)],
+            on_detect if callable(on_detect) else check_one_of("on_detect", on_detect, ON_DETECT),
+            check_optional_count("max_reports", max_reports),
+        )
+        self._near = NearLimit(check_optional_share("warn_at", warn_at))
+        recorder = make_recorder(recorder)
+        drill = check_optional_bool("drill", drill)
+        self._investigator = (
+            Investigator(model, recorder, drill, self._every_n) if check_bool("verdict", verdict) else None
+        )
         self._lock = threading.RLock()  # hooks of several threads share all that follows
         # Of each thread that is in the root's forward: the exceptions that were being handled when its calls began.
         self._root_calls_of: dict[int, list[BaseException | None]] = {}
@@ -203,8 +201,6 @@ class Monitor:
         self._captured_calls = 0
         self._raised_in_batch: int | None = None
         self._last_bad_batch: int | None = None
-        self._root_call: RootCall | None = None
-        self._reports = 0
         self._told_of_silence = False
         self._counts_batches = False  # or something has ended one, or will
 
@@ -219,7 +215,7 @@ class Monitor:
             nested=check_bool("nested", nested),
             buffers=check_bool("buffers", buffers),
             policy=policy,
-            warn_at=self._warn_at,
+            warn_at=warn_at,
         )
         self._sees: dict[str, Any] = {"recorder": recorder, "nested": nested, "buffers": buffers, "policy": policy}
         self._modules = ModuleTree(model, policy.watches if policy is not None else lambda name, module: True)
@@ -254,7 +250,7 @@ class Monitor:
     @property
     def detections(self) -> list[Detection]:
         """What was detected, each place once, with the number of batches in which it was the first that was bad."""
-        return self._detections.all()
+        return self._reporter.detections.all()
 
     def counters(self) -> Counters:
         """What watching has cost so far; of gradients `tensors` and `bytes_read` only."""
@@ -338,7 +334,7 @@ class Monitor:
         if is_attached and self.total_calls == 0 and has_compiled() and not self._told_of_silence:
             self._tell_of_silence()
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
-        if is_attached and repeated and self._on_detect == "warn":
+        if is_attached and repeated and self._reporter.warns:
             warn_user("bad numbers were met again in " + "; ".join(repeated))
 
     def __enter__(self) -> "Monitor":
@@ -395,7 +391,7 @@ class Monitor:
         self._is_traced = self.batch_number in self.trace_batch_nums
         self._log.configure(
             is_watching=self._is_traced or self.batch_number % self._every_n == 0,
-            is_told=self._is_traced or self._tells_all,
+            is_told=self._is_traced or self._reporter.tells_all,
             always_look=self._is_traced or self._check == "module",
             reuse=not (dist.is_available() and dist.is_initialized()) if self._reuse is None else self._reuse,
         )
@@ -425,8 +421,8 @@ class Monitor:
                 self._settle(wait=True)
                 if self._gradients is not None:
                     self._gradients.settle(only_ended=True)
-            if not calls and self._says_verdict and not is_capturing():
-                self._root_call = RootCall.begins(self.batch_number, args, kwargs)
+            if not calls and self._investigator is not None:
+                self._investigator.root_begins(self.batch_number, args, kwargs)
             calls.append(sys.exc_info()[1])
 
     def _after_root(self, root: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:
@@ -463,7 +459,8 @@ class Monitor:
             try:
                 self._settle(wait=self._check != "step" or traced)
             finally:
-                self._root_call = None
+                if self._investigator is not None:
+                    self._investigator.root_ends()
 
     def _leave_root(self) -> None:
         calls = self._root_calls()
@@ -526,130 +523,68 @@ class Monitor:
         traced = frame.batch_number in self.trace_batch_nums
         if traced:
             self._log.clear_kept()
-        for sink in self._sinks:
-            if traced or frame.bad_lines or getattr(sink, "every_frame", False):
-                sink.frame(frame, traced)
+        self._reporter.frame(frame, traced)
         if frame.bad_lines:
             self.detected_overflow = True
             last_bad_batch, self._last_bad_batch = self._last_bad_batch, frame.batch_number
             if not traced and frame.batch_number != self._raised_in_batch:
                 self._detect(frame, last_bad_batch)
-        elif self._warn_at is not None:
-            self._warn_of_near(frame, self._warn_at)
-
-    def _warn_of_near(self, frame: Frame, warn_at: float) -> None:
-        for line in frame.lines:
-            place = (frame.module, line.label)
-            if place in self._told_near or not line.is_judged or line.allowed or not is_near(line.content, warn_at):
-                continue
-            self._told_near.add(place)
-            assert isinstance(line.content, TensorStats)
-            largest, dtype = line.content.finite_abs_max, line.content.dtype
-            warn_user(
-                f"{module_text(frame.module, frame.class_name)}, {line.label}: {largest:.2e} is "
-                f"{100 * largest / limit_of(dtype):.0f} % of the limit of {short_name(dtype)}, "
-                f"in batch {frame.batch_number}"
-            )
+        else:
+            self._near.warn(frame)
 
     def _detect(self, bad: Frame, last_bad_batch: int | None) -> None:
         before = self._log.kept()[:-1]
         first = bad.lines.index(bad.bad_lines[0])
         tensor = None if is_capturing() else self._log.tensor(first)
-        # Where it is only counted, nobody would see it.
-        is_told = self._on_detect == "raise" or not self._detections.has(bad)
         report = Report(
             bad.batch_number,
             () if self._keep == 0 else (*before, bad),
             bad,
             None if tensor is None else wholly_bad_rows(tensor),
-            self._verdict(bad, before, last_bad_batch) if self._says_verdict and is_told else None,
+            self._verdict(bad, before, last_bad_batch) if self._reporter.would_tell(bad) else None,
         )
         self._log.clear_kept()
         self._raised_in_batch = bad.batch_number
         self._log.drop_batch(bad.batch_number)  # what ran after it worked on bad numbers
-        if self._on_detect == "raise" and self.batch_number == bad.batch_number and not self._root_calls_of:
+        if self._reporter.raises and self.batch_number == bad.batch_number and not self._root_calls_of:
             self._end_batch()  # or else the root's hook does
-        self._tell(report, raises=self._on_detect == "raise")
+        self._reporter.report(report)
 
-    def _tell(self, report: Report, raises: bool) -> None:
-        is_new = self._detections.add(report)
-        if (is_new or raises) and (self._max_reports is None or self._reports < self._max_reports):
-            self._reports += 1
-            for sink in self._sinks:
-                sink.report(report)
-        if raises:
-            raise NonFiniteError(self._style.detected(report), report.batch_number, report.frames, report.verdict)
-        if not is_new or self._on_detect == "raise":
-            return
-        if callable(self._on_detect):
-            self._on_detect(report)
-        else:
-            warn_user(self._style.detected(report))
-
-    def _verdict(self, bad: Frame, before: Sequence[Frame], last_bad_batch: int | None) -> Verdict:
-        names = {module: name for name, module in self.model.named_modules()}
-        calls = [call for call in calls_in_progress() if call.module in names]
-        is_current = self._log.pending == 0 and bool(calls) and names[calls[0].module] == bad.module
-        root_call = self._root_call
-        if root_call is not None and root_call.batch_number != bad.batch_number:
-            root_call = None
-        if not is_current:
-            calls = [call for call in calls[-1:] if root_call is not None and call.module is self.model]
-        earlier = (bad.batch_number - 1) // self._every_n * self._every_n
-        scene = Scene(
-            bad,
-            [frame for frame in before if frame.batch_number == bad.batch_number],
-            calls,
-            is_current,
-            names,
-            self._recorder,
-            self._why_no_drill(bad),
-            root_call,
-            earlier if earlier >= 0 and earlier != last_bad_batch else None,
-        )
+    def _verdict(self, bad: Frame, before: Sequence[Frame], last_bad_batch: int | None) -> Verdict | None:
+        if self._investigator is None:
+            return None
         self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)  # what is run again
         try:
-            return investigate(scene)
+            return self._investigator.verdict(bad, before, self._log.pending == 0, last_bad_batch)
         finally:
             self._configure_batch()
 
-    def _why_no_drill(self, bad: Frame) -> str:
-        if self._drill is False:
-            return "drill=False"
-        if bad.is_recompute or is_in_backward() or is_capturing():
-            return "a backward, or a CUDA graph, is not run again"
-        if self._drill is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            return "more than one process runs; drill=True runs it again all the same"
-        return ""
-
-    def gradient_batch(self, has_run: bool) -> int | None:
-        """For `GradientWatch`, as those that follow."""
+    def _gradient_batch(self, has_run: bool) -> int | None:
+        """For gradients.py, as those that follow: see there."""
         number = self.batch_number - (has_run and not self._log.is_begun)
         return number if number in self.trace_batch_nums or number % self._every_n == 0 else None
 
-    def waits_for_gradients(self, batch_number: int, at_end: bool) -> bool:
+    def _waits_for_gradients(self, batch_number: int, at_end: bool) -> bool:
         is_traced = batch_number in self.trace_batch_nums
         return is_traced or self._check == "module" or (at_end and self._check == "batch")
 
-    def tells_all_gradients(self, batch_number: int) -> bool:
-        return self._tells_all or batch_number in self.trace_batch_nums
+    def _tells_all_gradients(self, batch_number: int) -> bool:
+        return self._reporter.tells_all or batch_number in self.trace_batch_nums
 
-    def judge_gradient(self, frame: Frame) -> bool:
+    def _judge_gradient(self, frame: Frame) -> bool:
         traced = frame.batch_number in self.trace_batch_nums
-        for sink in self._sinks:
-            if traced or frame.bad_lines or getattr(sink, "every_frame", False):
-                sink.frame(frame, traced)
+        self._reporter.frame(frame, traced)
         self.detected_overflow = self.detected_overflow or bool(frame.bad_lines)
         return bool(frame.bad_lines) and not traced and frame.batch_number != self._raised_in_batch
 
-    def detect_gradient(
+    def _detect_gradient(
         self, bad: Frame, before: list[Frame], tensor: Tensor | None, verdict: Verdict, is_skipped: bool
     ) -> None:
         frames = () if self._keep == 0 else (*before, bad)
         rows = None if tensor is None else wholly_bad_rows(tensor)
         self._raised_in_batch = bad.batch_number
-        report = Report(bad.batch_number, frames, bad, rows, verdict if self._says_verdict else None)
-        self._tell(report, raises=self._on_detect == "raise" and not is_skipped)
+        report = Report(bad.batch_number, frames, bad, rows, None if self._investigator is None else verdict)
+        self._reporter.report(report, may_raise=not is_skipped)
 
     def _explain(self, exception: BaseException) -> None:
         """The numbers may have gone bad before something else raised: then that exception says so, too."""

@@ -1,0 +1,84 @@
+"""What a monitor knows when it asks for a verdict: the calls in progress, and what may be run again."""
+
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+from torch import nn
+
+from .calls import calls_in_progress
+from .frames import Frame
+from .hooks import is_in_backward
+from .investigation import Scene, investigate
+from .recorder import Recorder, is_capturing
+from .root_call import RootCall
+from .verdict import Verdict
+
+__all__ = ["Investigator"]
+
+
+class Investigator:
+    """Of one model.
+
+    Args:
+        model: whose call is told of by `root_begins` and `root_ends`.
+        recorder: reads what is looked at.
+        drill: whether forwards are run again; None for where only one process runs.
+        every_n: one batch in so many is watched.
+    """
+
+    def __init__(self, model: nn.Module, recorder: Recorder, drill: bool | None, every_n: int) -> None:
+        self._model = model
+        self._recorder = recorder
+        self._drill = drill
+        self._every_n = every_n
+        self._root_call: RootCall | None = None
+
+    def root_begins(self, batch_number: int, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Cost: some microseconds."""
+        if not is_capturing():
+            self._root_call = RootCall.begins(batch_number, args, kwargs)
+
+    def root_ends(self) -> None:
+        """And all of its calls have been judged."""
+        self._root_call = None
+
+    def verdict(self, bad: Frame, before: Sequence[Frame], is_last: bool, last_bad_batch: int | None) -> Verdict:
+        """To be asked on the thread that judges, where it judges.
+
+        Args:
+            bad: the first frame of its batch that is.
+            before: the kept frames before it, in execution order.
+            is_last: no module has been called since.
+            last_bad_batch: the one before this in which anything was bad.
+        """
+        names = {module: name for name, module in self._model.named_modules()}
+        calls = [call for call in calls_in_progress() if call.module in names]
+        is_current = is_last and bool(calls) and names[calls[0].module] == bad.module
+        root_call = self._root_call
+        if root_call is not None and root_call.batch_number != bad.batch_number:
+            root_call = None
+        if not is_current:
+            calls = [call for call in calls[-1:] if root_call is not None and call.module is self._model]
+        earlier = (bad.batch_number - 1) // self._every_n * self._every_n
+        return investigate(
+            Scene(
+                bad,
+                [frame for frame in before if frame.batch_number == bad.batch_number],
+                calls,
+                is_current,
+                names,
+                self._recorder,
+                self._why_no_drill(bad),
+                root_call,
+                earlier if earlier >= 0 and earlier != last_bad_batch else None,
+            )
+        )
+
+    def _why_no_drill(self, bad: Frame) -> str:
+        if self._drill is False:
+            return "drill=False"
+        if bad.is_recompute or is_in_backward() or is_capturing():
+            return "a backward, or a CUDA graph, is not run again"
+        if self._drill is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            return "more than one process runs; drill=True runs it again all the same"
+        return ""
