@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from overflowstat.verdict import Kind
 
-__all__ = ["Case", "calls", "constant", "line_of", "mark"]
+__all__ = ["Case", "calls", "constant", "given", "line_of", "mark"]
 
 M = TypeVar("M", bound=nn.Module)
 Run = Callable[[], object]
+Build = Callable[[], tuple[nn.Module, Run]]
+"""Gives a model, and what calls it until it is bad."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,7 @@ class Case:
     """The line that does it bears the comment `# <- NAME`, unless `source` tells it."""
 
     name: str
-    build: Callable[[], tuple[nn.Module, Run]]
-    """Gives the model, and what calls it until it is bad."""
+    build: Build
     module: str
     operation: str | None
     kind: Kind
@@ -56,7 +57,7 @@ def line_of(function: Callable[..., object], code: str) -> str:
     return f"{Path(inspect.getfile(function)).name}:{found}"
 
 
-def calls(make: Callable[[], nn.Module], *args: Tensor, **kwargs: object) -> Callable[[], tuple[nn.Module, Run]]:
+def calls(make: Callable[[], nn.Module], *args: Tensor, **kwargs: object) -> Build:
     """A model that is called once."""
 
     def build() -> tuple[nn.Module, Run]:
@@ -72,3 +73,8 @@ def constant(module: M, **values: float) -> M:
         for name, value in values.items():
             module.get_parameter(name).fill_(value)
     return module
+
+
+def given(name: str, build: Build, module: str, kind: Kind, label: str) -> Case:
+    """What a module was given and did not make, so that no operation is to be named."""
+    return Case(name, build, module, None, kind, label=label, produced=False, source=None)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from verdicts.case import Case, Run, calls, constant
+from verdicts.case import Run, calls, constant, given
 
 NAN = float("nan")
 
@@ -67,64 +67,18 @@ def clips_by_infinite_norm() -> tuple[nn.Module, Run]:
 
 BAD = torch.tensor([[1.0, NAN, 1.0, 1.0]])
 CASES = [
-    Case(
-        "embedding-never-initialised",
-        calls(never_initialised, torch.tensor([0, 1])),
-        "embed",
-        None,
-        "bad-weight",
-        label="weight",
-        produced=False,
-        source=None,
+    given(
+        "embedding-never-initialised", calls(never_initialised, torch.tensor([0, 1])), "embed", "bad-weight", "weight"
     ),
-    Case(
+    given(
         "bfloat16-checkpoint-in-float16",
         calls(loaded_in_bfloat16, torch.tensor([0, 1])),
         "proj",
-        None,
         "bad-weight",
-        label="weight",
-        produced=False,
-        source=None,
+        "weight",
     ),
-    Case(
-        "step-to-infinity",
-        steps_to_infinity,
-        "embed",
-        None,
-        "bad-weight",
-        label="weight",
-        produced=False,
-        source=None,
-    ),
-    Case(
-        "clip-by-infinite-norm",
-        clips_by_infinite_norm,
-        "proj",
-        None,
-        "bad-weight",
-        label="bias",
-        produced=False,
-        source=None,
-    ),
-    Case(
-        "nan-in-batch",
-        calls(lambda: Model().proj, BAD),
-        "",
-        None,
-        "bad-input",
-        label="input[0]",
-        produced=False,
-        source=None,
-    ),
-    Case(
-        "nan-in-keyword",
-        calls(Model, embedded=BAD),
-        "proj",
-        None,
-        "bad-input",
-        label="input[0]",
-        produced=False,
-        source=None,
-    ),
+    given("step-to-infinity", steps_to_infinity, "embed", "bad-weight", "weight"),
+    given("clip-by-infinite-norm", clips_by_infinite_norm, "proj", "bad-weight", "bias"),
+    given("nan-in-batch", calls(lambda: Model().proj, BAD), "", "bad-input", "input[0]"),
+    given("nan-in-keyword", calls(Model, embedded=BAD), "proj", "bad-input", "input[0]"),
 ]

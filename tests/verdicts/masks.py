@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from verdicts.case import Case, calls
+from verdicts.case import Case, calls, given
 
 INF = float("inf")
 HALF = torch.float16
@@ -107,26 +107,20 @@ class ShiftOfMasked(nn.Module):
 PADDED = torch.tensor([[False, False, True], [True, True, True]])
 ADDED = torch.tensor([0.0, 0.0, -INF])
 CASES = [
-    Case(
+    given(
         "mask-from-user",
         calls(lambda: MaskFromUser(Attend()), torch.ones(2, 3), attention_mask=ADDED),
         "attend",
-        None,
         "bad-input",
-        label="input[attention_mask]",
-        produced=False,
-        source=None,
+        "input[attention_mask]",
     ),
     # Modules are seen as they return: the softmax before the one that was given the mask, and has added it.
-    Case(
+    given(
         "mask-from-user-added",
         calls(lambda: MaskFromUser(AttendByModule()), torch.ones(2, 3), attention_mask=ADDED),
         "attend.softmax",
-        None,
         "bad-input",
-        label="input[0]",
-        produced=False,
-        source=None,
+        "input[0]",
     ),
     Case(
         "two-masks",
