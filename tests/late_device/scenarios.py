@@ -118,7 +118,7 @@ def test_launches_and_waits_of_a_batch(device: LateDevice, check: CheckName, wai
 @pytest.mark.parametrize("check", ["module", "batch", "step"])
 def test_an_overflow_is_found_however_late_its_number_is(device: LateDevice, check: CheckName) -> None:
     model = chain(2.0, 3e38, 4.0)
-    monitor = Monitor(model, check=check, sinks=[])
+    monitor = Monitor(model, check=check, sinks=[], drill=False)  # which would run it again
 
     def run() -> None:
         model(X)
@@ -131,9 +131,23 @@ def test_an_overflow_is_found_however_late_its_number_is(device: LateDevice, che
     assert ran == ([1, 1, 0] if check == "module" else [1, 1, 1])
 
 
+@pytest.mark.parametrize(("check", "again"), [("module", [0, 1, 0]), ("batch", [1, 1, 0])])
+def test_a_verdict_runs_again_what_is_in_progress(device: LateDevice, check: CheckName, again: list[int]) -> None:
+    """The module alone in its own hook, the model as far as there in the root's."""
+    model = chain(2.0, 3e38, 4.0)
+    Monitor(model, check=check, sinks=[])
+    with pytest.raises(NonFiniteError) as raised:
+        model(X)
+    verdict = raised.value.verdict
+    assert verdict is not None and (verdict.module, verdict.label, verdict.produced) == ("1", "output", True)
+    assert (verdict.operation, verdict.kind) == ("aten.mul", "arithmetic-overflow")
+    once = [1, 1, 0] if check == "module" else [1, 1, 1]
+    assert [m.ran for m in model if isinstance(m, Times)] == [a + b for a, b in zip(once, again, strict=True)]
+
+
 def test_what_has_come_is_judged_by_the_next_hook_without_a_wait(device: LateDevice) -> None:
     model = chain(3e38, 1.0, 1.0)
-    monitor = Monitor(model, sinks=[])
+    monitor = Monitor(model, sinks=[], drill=False)  # which would read more
     model[2].register_forward_pre_hook(lambda *_: device.finish(3))  # the weights, and two modules
     with pytest.raises(NonFiniteError) as raised:
         model(X)
