@@ -78,7 +78,7 @@ FrameLog::FrameLog(int64_t keep, bool buffers, double warn_at, py::object measur
 void FrameLog::add_module(const py::object& module, std::vector<py::object> weight_names, py::object rule) {
   const auto guard = lock();
   walk_weights(module, weight_names, buffers_, [&](PyObject*, PyObject* value) {
-    uses_device_ = uses_device_ || (THPVariable_Check(value) && is_on_device(THPVariable_Unpack(value)));
+    uses_device_ = uses_device_ || (is_tensor(value) && is_on_device(THPVariable_Unpack(value)));
   });
   if (rule.is_none()) rule = {};
   modules_.push_back({py::weakref(module), std::move(weight_names), std::move(rule), {}, {}, false, {}});
@@ -171,7 +171,7 @@ void FrameLog::add(CallTensors& tensors, PyObject* object, size_t line) {
 // and left_out(label, word) in place of those that are not there.
 template <class Visit, class LeftOut>
 void FrameLog::open(uint32_t label, PyObject* value, int depth, Visit& visit, LeftOut& left_out) {
-  if (!items_.is_none() && THPVariable_Check(value) && depth < kDeepest && has_parts(THPVariable_Unpack(value))) {
+  if (!items_.is_none() && is_tensor(value) && depth < kDeepest && has_parts(THPVariable_Unpack(value))) {
     if (const py::object parts = items_(py::handle(value)); !parts.is_none()) {
       for (const py::handle item : parts) {
         const auto [suffix, part] = item.cast<std::pair<std::string, py::object>>();
@@ -225,7 +225,7 @@ void FrameLog::read_weights() {
   };
   const auto leave_out = [](uint32_t, const char*) {};
   const auto visit = [&](PyObject* name, PyObject* value) {
-    if (!THPVariable_Check(value)) return;
+    if (!is_tensor(value)) return;
     const uint32_t label = labels_.of_weight(name);
     if (owner->find_rule && rule(*owner, label) == kNotShown) return;
     // Parts of other kinds are made for each look, and would not be known again.
@@ -286,7 +286,7 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
   const auto show = [&](uint32_t label, PyObject* value) {
     const uint8_t allowed = rule(modules_[module], label);
     if (allowed == kNotShown) return;
-    if (THPVariable_Check(value)) {
+    if (is_tensor(value)) {
       tensors.emplace_back(py::reinterpret_borrow<py::object>(value), call->lines.size());
       uses_device_ = uses_device_ || is_on_device(THPVariable_Unpack(value));
     }
@@ -310,7 +310,7 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     if (!child_object) continue;
     Labels::Path& path = labels_.item(labels_.children(), name);
     walk_weights(child_object, child.weight_names, buffers_, [&](PyObject* weight, PyObject* value) {
-      visit_weight(labels_.item(path, "." + py::handle(weight).cast<std::string>()).label, value);
+      visit_weight(labels_.item(path, "." + text_of(weight)).label, value);
     });
   }
   is_judged = true;
@@ -325,7 +325,7 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     }
     PyObject *name = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs.ptr(), &at, &name, &value);) {
-      walk.tensors(value, labels_.item(labels_.inputs(), "[" + py::handle(name).cast<std::string>() + "]"));
+      walk.tensors(value, labels_.item(labels_.inputs(), "[" + text_of(name) + "]"));
     }
     walk.values(output.ptr(), labels_.outputs());
   }

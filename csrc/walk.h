@@ -16,6 +16,22 @@
 
 namespace overflowstat {
 
+// By its type: objects may say of themselves what they like (mocks and proxies do), and nothing of theirs is run.
+inline bool is_tensor(PyObject* object) {
+  return object != Py_None && PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+}
+
+// A str as UTF-8, with a code in place of what that does not have: overflowstat.capture.text.
+inline std::string text_of(PyObject* name) {
+  Py_ssize_t size = 0;
+  if (const char* text = PyUnicode_AsUTF8AndSize(name, &size)) return {text, static_cast<size_t>(size)};
+  PyErr_Clear();
+  const auto bytes =
+      pybind11::reinterpret_steal<pybind11::bytes>(PyUnicode_AsEncodedString(name, "utf-8", "backslashreplace"));
+  if (!bytes) throw pybind11::error_already_set();
+  return bytes;
+}
+
 // The names that values are shown under, as numbers: a text is made when a name is met for the first time.
 class Labels {
  public:
@@ -51,7 +67,7 @@ class Labels {
   uint32_t of_weight(PyObject* name) {
     const auto found = by_address_.find(name);
     if (found != by_address_.end()) return found->second;
-    const auto [known, is_new] = by_text_.try_emplace(pybind11::handle(name).cast<std::string>(), 0);
+    const auto [known, is_new] = by_text_.try_emplace(text_of(name), 0);
     if (is_new) {
       known->second = by_address_[name] = add(known->first);
       kept_.push_back(pybind11::reinterpret_borrow<pybind11::object>(name));
@@ -125,7 +141,7 @@ class NestedWalk {
 
  private:
   void walk(PyObject* value, Labels::Path& path, int depth) {
-    if (THPVariable_Check(value)) {
+    if (is_tensor(value)) {
       found_ = true;
       visit_(path.label, value);
     } else if (value == Py_None || PyLong_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value)) {
@@ -215,7 +231,7 @@ void walk_weights(pybind11::handle module, const std::vector<pybind11::object>& 
         const py::object there = attribute(place);
         if (!value && has(there, name.ptr())) value = there[name];
       }
-      if (value && (value.is_none() || THPVariable_Check(value.ptr()))) {
+      if (value && (value.is_none() || is_tensor(value.ptr()))) {
         meet(name.ptr(), value.ptr());
         continue;
       }

@@ -1,6 +1,6 @@
 """The hooks of a monitor: on the modules that a model has now, and on all optimizers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import nn
 from torch.optim import Optimizer
@@ -61,7 +61,11 @@ class Attachment:
         return bool(self._handles)
 
     def attach(self) -> None:
-        """Does nothing if it is attached. Raises what a module raises that takes no hooks; none is left then."""
+        """Does nothing if it is attached.
+
+        Warns of modules that take no hooks, and watches the others. Raises TypeError where the root takes none; none is
+        left then.
+        """
         if self._handles:
             return
         self._follow()
@@ -72,10 +76,9 @@ class Attachment:
                 f"not watched; {WATCH_COMPILED}"
             )
         try:
-            entry = RootEntryHook(root, self._before_root)
-            self._handles.append(root.register_forward_pre_hook(entry, prepend=True, with_kwargs=True))
-            for module, number in self._modules.numbers.items():
-                self._attach_to(number, module)
+            self._attach_to_root(root)
+            names = {module: name for name, module in root.named_modules()}
+            self._attach_to_all([(number, names[module], module) for module, number in self._modules.numbers.items()])
             self._handles.append(register_optimizer_step_pre_hook(OptimizerHook(self._before_step)))
             if self._after_step is not None:
                 self._handles.append(register_optimizer_step_post_hook(OptimizerHook(self._after_step)))
@@ -108,23 +111,40 @@ class Attachment:
             self._log.add_module(number, name, module)
             if self._gradients is not None:
                 self._gradients.add_module(number, name, module)
-            if not self._handles:
-                continue  # attached with all others
-            try:
-                self._attach_to(number, module)
-            except Exception as error:
-                warn_user(f"{name} ({type(module).__name__}) takes no hooks, and is not watched: {error}")
+        if self._handles:  # or else they are attached with all others
+            self._attach_to_all(added)
         for number, children in self._modules.children():
             self._log.set_children(number, children)
 
-    def _attach_to(self, number: int, module: nn.Module) -> None:
-        handles = self._handles_of[number] = []
-        if self._gradients is not None:  # before the root's hook, which ends the batch
-            handles.append(module.register_forward_hook(self._gradients.hook(number, module), with_kwargs=True))
-        # The root's hook is also called when its forward raises: that batch has ended too.
-        if module is self._modules.root:
-            root_hook = RootHook(module, self._after_root)
-            handles.append(module.register_forward_hook(root_hook, with_kwargs=True, always_call=True))
-        else:
+    def _attach_to_root(self, root: nn.Module) -> None:
+        try:
+            entry = RootEntryHook(root, self._before_root)
+            self._handles.append(root.register_forward_pre_hook(entry, prepend=True, with_kwargs=True))
+            self._attach_gradients(0, root)  # before the root's hook, which ends the batch
+            # Also called when its forward raises: that batch has ended too.
+            hook = RootHook(root, self._after_root)
+            self._handles_of[0].append(root.register_forward_hook(hook, with_kwargs=True, always_call=True))
+        except Exception as error:
+            raise TypeError(
+                f"model is a {type(root).__name__} that takes no hooks, and cannot be watched: {error}; watch the "
+                "model that it was made of, or one that holds it"
+            ) from error
+
+    def _attach_to_all(self, modules: Iterable[tuple[int, str, nn.Module]]) -> None:
+        refused: list[str] = []
+        for number, name, module in modules:
+            if module is self._modules.root:
+                continue
             hook = self._log.hook(number, module, self._after_module)
-            handles.append(module.register_forward_hook(hook, with_kwargs=True))
+            try:
+                self._attach_gradients(number, module)
+                self._handles_of[number].append(module.register_forward_hook(hook, with_kwargs=True))
+            except Exception as error:
+                if not any(name.startswith(f"{other}.") for other in refused):  # what is in it was told with it
+                    warn_user(f"{name} ({type(module).__name__}) takes no hooks, and is not watched: {error}")
+                refused.append(name)
+
+    def _attach_gradients(self, number: int, module: nn.Module) -> None:
+        handles = self._handles_of[number] = []
+        if self._gradients is not None:
+            handles.append(module.register_forward_hook(self._gradients.hook(number, module), with_kwargs=True))

@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from itertools import islice
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ __all__ = [
     "TOO_MANY",
     "devices",
     "inputs",
+    "is_tensor",
     "is_wrapper",
     "items",
     "opened",
@@ -42,6 +44,19 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """By its type: objects may say of themselves what they like, as mocks and proxies do. None of their code is run."""
+    return issubclass(type(value), Tensor)
+
+
+def text(name: object) -> str:
+    """A key or a name as it can be shown: what UTF-8 does not have as a code, what has no text by its class."""
+    try:
+        return str(name).encode("utf-8", "backslashreplace").decode()
+    except Exception:  # of the key's own making
+        return f"<{type(name).__name__}>"
+
+
 def weight_names(module: nn.Module) -> tuple[str, ...]:
     """The names under which a module has its weights, or will have them though they are no parameters.
 
@@ -49,7 +64,7 @@ def weight_names(module: nn.Module) -> tuple[str, ...]:
     already, the names that are usual. Also those of objects of TorchScript, in which packed weights are.
     """
     own = module.__dict__.items()
-    plain = (name for name, value in own if isinstance(value, Tensor) and name in ("weight", "bias"))
+    plain = (name for name, value in own if is_tensor(value) and name in ("weight", "bias"))
     weights = tuple(name for name, weight in module._parameters.items() if weight is not None)
     if isinstance(module, torch.jit.ScriptModule):  # which is such an object, and has its parameters in it
         return weights
@@ -78,7 +93,7 @@ def weights(module: nn.Module, names: Sequence[str], buffers: bool) -> Iterator[
 def _replacement(module: nn.Module, name: str) -> list[tuple[str, Any]]:
     """What is where a parameter was, as `weights` gives it; nothing if that has become None or is parametrized."""
     value = next((members[name] for members in (module.__dict__, module._buffers) if name in members), ...)
-    if value is None or isinstance(value, Tensor):
+    if value is None or is_tensor(value):
         return [] if value is None else [(name, value)]
     parametrized = module._modules.get("parametrizations")
     return [] if isinstance(parametrized, nn.ModuleDict) and name in parametrized else [(name, None)]
@@ -88,8 +103,8 @@ def devices(module: nn.Module) -> set[torch.device]:
     """Where a module's parameters and buffers are, as far as they tell."""
     own = [weight for _, weight in weights(module, (), buffers=True)]
     found = [part for weight in own for _, part in opened("", weight)]
-    with torch._C.DisableTorchFunctionSubclass():
-        return {part.device for part in found if isinstance(part, Tensor) and not is_wrapper(part)}
+    with torch._C.DisableTorchFunction():
+        return {part.device for part in found if is_tensor(part) and not is_wrapper(part)}
 
 
 def inputs(args: object, kwargs: Mapping[str, object] | None, nested: bool) -> Iterator[tuple[str, object]]:
@@ -100,7 +115,7 @@ def inputs(args: object, kwargs: Mapping[str, object] | None, nested: bool) -> I
     for i, value in enumerate(args if isinstance(args, tuple) else ()):
         yield from _Walk().values(value, f"input[{i}]", depth=0)
     for name, value in (kwargs or {}).items():
-        yield from _Walk().tensors(value, f"input[{name}]", depth=0)
+        yield from _Walk().tensors(value, f"input[{text(name)}]", depth=0)
 
 
 def outputs(output: object, nested: bool) -> Iterator[tuple[str, object]]:
@@ -113,7 +128,7 @@ def outputs(output: object, nested: bool) -> Iterator[tuple[str, object]]:
 
 def opened(label: str, value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
     """(label, tensor) of each that holds the numbers of a tensor, as `parts` has them; else just this."""
-    inside = parts(value) if isinstance(value, Tensor) and depth < MAX_DEPTH else None
+    inside = parts(value) if is_tensor(value) and depth < MAX_DEPTH else None
     if inside is None:
         yield label, value
     for suffix, part in inside or ():
@@ -137,7 +152,7 @@ def parts(tensor: Tensor) -> list[tuple[str, Tensor | str]] | None:
     transformed, with the dimension that vmap hides. A word in place of what is not there. Nothing is copied.
     """
     try:
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction(), torch.no_grad():
             inside = _parts(tensor)
     except Exception:  # of a class that does not tell, or on a device that is gone
         return None
@@ -151,11 +166,16 @@ def _parts(tensor: Tensor) -> list[tuple[str, Tensor | str]] | None:
         if type(tensor).__name__ == "AsyncCollectiveTensor":  # which may still be on its way
             return None
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        inside = [(name, part) for name in names if isinstance(part := getattr(tensor, name), Tensor)]
+        inside = [(name, part) for name in names if is_tensor(part := getattr(tensor, name))]
         if len(inside) == 1:
             is_elsewhere = _has_no_elements(inside[0][1]) and not _has_no_elements(tensor)
             return [("", EMPTY_HERE if is_elsewhere else inside[0][1])]
         return [(f".{name.lstrip('_')}", part) for name, part in inside] or None
+    with torch._C._DisableTorchDispatch():  # no mode is told of it; a wrapper may need its own dispatch to answer
+        return _parts_in_torch(tensor)
+
+
+def _parts_in_torch(tensor: Tensor) -> list[tuple[str, Tensor | str]] | None:
     if torch._C._functorch.is_batchedtensor(tensor) or torch._C._functorch.is_gradtrackingtensor(tensor):
         return [("", torch._C._functorch.get_unwrapped(tensor))]
     if tensor.layout == torch.sparse_coo:
@@ -180,22 +200,21 @@ def _has_no_elements(tensor: Tensor) -> bool:
 
 def stand_in(value: object) -> str:
     """What a line says in place of numbers for a value that is no tensor."""
-    return value.text if isinstance(value, _LeftOut) else "None" if value is None else "not a tensor"
+    return value.text if type(value) is _LeftOut else "None" if value is None else "not a tensor"
 
 
 @not_compiled
 def items(value: Any) -> list[tuple[str, object]] | None:
-    """What is in a structure, each with what is added to the structure's label; None for what is none.
+    """What is in a structure, each with what is added to the structure's label; None for what is none. MAX_VALUES of
+    it, since it may have any number or make them as they are asked for.
 
     For a tensor, its `parts`. Structures are tuples, lists, mappings, dataclasses, caches of keys and values as
     transformers has them, and whatever is registered with torch.utils._pytree.
     """
-    if isinstance(value, _PLAIN):
-        return None
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         return cast("list[tuple[str, object]] | None", parts(value))
     try:
-        return _items(value)
+        return None if isinstance(value, _PLAIN) else _items(value)
     except Exception:  # of a structure's own making
         return None
 
@@ -205,9 +224,9 @@ def _items(value: Any) -> list[tuple[str, object]] | None:
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return [(f".{name}", item) for name, item in zip(kind._fields, value, strict=False)]
     if isinstance(value, (tuple, list)):
-        return [(f"[{i}]", item) for i, item in enumerate(value)]
+        return [(f"[{i}]", item) for i, item in enumerate(islice(value, MAX_VALUES))]
     if isinstance(value, Mapping):
-        return [(f"[{key}]", item) for key, item in value.items()]
+        return [(f"[{text(key)}]", item) for key, item in islice(value.items(), MAX_VALUES)]
     if isinstance(value, nn.Module):
         return None
     if dataclasses.is_dataclass(kind):
@@ -215,12 +234,12 @@ def _items(value: Any) -> list[tuple[str, object]] | None:
     if any("Cache" in base.__name__ for base in kind.__mro__) and isinstance(getattr(value, "layers", None), list):
         return [
             (f".layers[{i}].{name}", getattr(layer, name, None))
-            for i, layer in enumerate(value.layers)
+            for i, layer in enumerate(value.layers[:MAX_VALUES])
             for name in ("keys", "values")
         ]
     if kind in _pytree.SUPPORTED_NODES:
         children, _ = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)
-        return [(f"[{i}]", child) for i, child in enumerate(children)]
+        return [(f"[{i}]", child) for i, child in enumerate(islice(children, MAX_VALUES))]
     return None
 
 
@@ -247,7 +266,7 @@ class _Walk:
             yield label, value
 
     def tensors(self, value: object, label: str, depth: int) -> Iterator[tuple[str, object]]:
-        if isinstance(value, Tensor):
+        if is_tensor(value):
             yield label, value
             return
         inside = items(value)

@@ -164,7 +164,7 @@ def _reason(tensor: Tensor) -> str:
 def _is_freed(tensor: Tensor) -> bool:
     """Wholly or in part, as sharded weights are between their uses."""
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             return tensor.numel() > 0 and not is_in_its_storage(tensor)
     except Exception:  # of a subclass's own making
         return False

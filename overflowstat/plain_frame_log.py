@@ -177,12 +177,12 @@ class PlainFrameLog:
             ]
         rule_of = self._modules[number].rule
         shown = [line for line in shown if rule_of(line[0]).is_shown]
-        computed = [value for _, value, is_weight, _ in shown if not is_weight and isinstance(value, Tensor)]
+        computed = [value for _, value, is_weight, _ in shown if not is_weight and capture.is_tensor(value)]
         for label, value, is_weight, is_judged in shown:
             line = PendingLine(label, "", is_judged, rule_of(label).allowed)
             if is_weight and value is None:
                 line = line._replace(content=capture.NOT_VISIBLE)
-            elif not isinstance(value, Tensor):
+            elif not capture.is_tensor(value):
                 line = line._replace(content=capture.stand_in(value))
             elif is_weight and is_on_meta(value) and not all(map(is_on_meta, computed)):
                 line = line._replace(content=OFFLOADED)
@@ -233,7 +233,7 @@ class PlainFrameLog:
                     yield f"{name}.{label}", weight, False  # it may be used nowhere
 
     def _find(self, value: object) -> Known | None:
-        known = self._activations.find(value) if self._batch.reuse and isinstance(value, Tensor) else None
+        known = self._activations.find(value) if self._batch.reuse and capture.is_tensor(value) else None
         if known is not None:
             self._bytes_reused += known.size
         return known
@@ -249,7 +249,7 @@ class PlainFrameLog:
                     continue
                 # Parts of other kinds are made for each look, and would not be known again.
                 for _, part in capture.opened(name, weight) if capture.is_wrapper(weight) else ((name, weight),):
-                    if not isinstance(part, Tensor):
+                    if not capture.is_tensor(part):
                         continue
                     if (known := self._weights.find(part)) is not None:
                         self._bytes_reused += known.size

@@ -134,12 +134,14 @@ def tensor_stats(
 
 @contextmanager
 def apart_from_the_run() -> Iterator[None]:
-    """Reading is no part of what the model does: not for a tensor subclass's own functions, not for torch.jit.trace."""
+    """Reading is no part of what the model does: not for a tensor subclass's own functions, not for torch.jit.trace,
+    nor for modes in which somebody counts, keeps or changes what is computed (FlopCounterMode, selective checkpointing,
+    FakeTensorMode)."""
     trace = torch._C._get_tracing_state()
     if trace is not None:
         torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             yield
     finally:
         if trace is not None:
@@ -152,7 +154,7 @@ def why_unreadable(tensor: Tensor) -> str:
         return "uninitialized"
     if is_wrapper(tensor):
         return type(tensor).__name__
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         if tensor.is_nested:
             return "nested"
         if tensor.layout != torch.strided:
@@ -166,11 +168,11 @@ def why_unreadable(tensor: Tensor) -> str:
 
 def is_on_meta(tensor: Tensor) -> bool:
     """Not of wrappers, which may answer in Python, or refuse to."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         return not is_wrapper(tensor) and tensor.is_meta
 
 
 def shape_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     """(shape, strides, dtype): what a row needs of its tensor to become a TensorStats, without the tensor."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         return tuple(tensor.shape), tensor.stride(), tensor.dtype

@@ -32,13 +32,14 @@ class TensorState(NamedTuple):
     def of(cls, tensor: Tensor) -> Optional["TensorState"]:
         """None for a tensor that has no storage of its own."""
         try:
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch._C.DisableTorchFunction():
                 storage = tensor.untyped_storage()
                 return cls(
                     weakref.ref(tensor),
                     None if tensor.is_inference() else tensor._version,
                     StorageWeakRef(storage),  # type: ignore[no-untyped-call]
-                    storage.data_ptr(),
+                    # Of the storage it would be asked in order to write, which copies what is lazily cloned.
+                    torch._C._data_address(tensor),  # type: ignore[attr-defined]
                     int(tensor.storage_offset()),
                     shape_of(tensor),
                 )

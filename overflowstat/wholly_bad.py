@@ -18,7 +18,7 @@ def wholly_bad_rows(tensor: Tensor) -> tuple[int, int] | None:
     None, too, where it cannot be told. Cost: some passes over parts of ELEMENTS_AT_ONCE, and a sync of its device.
     """
     try:
-        with torch.no_grad(), apart_from_the_run():
+        with apart_from_the_run(), torch.no_grad():
             if tensor.dim() < 2 or tensor.numel() == 0:
                 return None
             leading = tensor.shape[:-1]

@@ -258,6 +258,24 @@ def test_a_module_without_hooks_that_is_added_is_told_and_the_rest_is_watched(
     assert sink.modules() == ["first", ""]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_module_without_hooks_that_is_there_from_the_beginning_is_told_once_and_its_weights_are_shown(
+    recorder_name: RecorderName, sink: Keeps
+) -> None:
+    first, second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model = Both(first, torch.jit.script(second))
+    with pytest.warns(MonitorWarning) as told:
+        monitor = Monitor(model, recorder=recorder_name, sinks=[sink])
+    assert [str(w.message).split(",")[0] for w in told] == ["second (RecursiveScriptModule) takes no hooks"]
+    model(X)
+    assert sink.modules() == ["first", ""]
+    poison(second[1].weight)
+    with pytest.raises(NonFiniteError, match=r"first in the model itself .*, output"):
+        model(X)
+    monitor.remove()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in (model, first))
+
+
 @pytest.mark.parametrize("register", [parametrizations.weight_norm, parametrizations.orthogonal])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_parametrized_weights_are_shown_as_what_they_are_made_of(

@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -397,11 +397,12 @@ def test_a_model_as_deep_as_python_allows(recorder_name: RecorderName) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-def test_a_module_that_takes_no_hooks_leaves_the_model_unwatched(recorder_name: RecorderName) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Linear(2, 2)))
-    with pytest.raises(RuntimeError, match="not supported on ScriptModules"):
-        Monitor(model, recorder=recorder_name)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in (model, model[0]))
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.script(nn.Sequential(module))])
+def test_a_model_that_takes_no_hooks_is_refused_with_the_reason(
+    recorder_name: RecorderName, make: Callable[[nn.Module], nn.Module]
+) -> None:
+    with pytest.raises(TypeError, match=r"model is a RecursiveScriptModule that takes no hooks.*on ScriptModules"):
+        Monitor(make(nn.Linear(2, 2)), recorder=recorder_name)
 
 
 @pytest.mark.parametrize("argument", [{"style": "x"}, {"sinks": [1]}], ids=repr)

@@ -1,9 +1,12 @@
 """Tensors inside of what a hook is given: keywords, lists, dicts, dataclasses, caches, a user's own structures."""
 
+import itertools
+import weakref
 from collections import OrderedDict, UserDict, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -221,3 +224,83 @@ def test_every_tensor_that_passes_through_a_real_model_is_seen(recorder_name: Re
         ("layers.0.self_attn", "input[position_embeddings][1]"),
         ("layers.1.self_attn", "input[cache].layers[0].values"),
     } <= shown
+
+
+class Raising:
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("not to be asked")
+
+
+class Pretends:
+    __class__ = torch.Tensor  # type: ignore[assignment]
+
+
+def proxy_of_nothing() -> Any:
+    class Short:
+        pass
+
+    return weakref.proxy(Short())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Raising, Pretends, proxy_of_nothing, lambda: MagicMock(spec=torch.Tensor), MagicMock],
+    ids=["raises", "pretends", "a dead proxy", "a mock of a tensor", "a mock"],
+)
+def test_what_an_object_says_of_its_class_is_not_believed(recorder_name: RecorderName, make: Any) -> None:
+    value = make()
+    model, monitor = watched(recorder_name, gives=[value])
+    model(value, [value], named=value)
+    assert lines_of(monitor) == [
+        ("input[0]", "not a tensor"),
+        ("input[1]", "not a tensor"),
+        ("output", "not a tensor"),
+    ]
+
+
+class Unnamed:
+    def __str__(self) -> str:
+        raise RuntimeError("not to be shown")
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [("\ud800", "\\ud800"), (1.5, "1.5"), ((1, 2), "(1, 2)"), (Unnamed(), "<Unnamed>"), ("a\u20ac", "a\u20ac")],
+    ids=["half a character", "a number", "a pair", "without a text", "beyond ASCII"],
+)
+def test_a_key_without_a_text_that_can_be_printed_hides_no_tensor(
+    recorder_name: RecorderName, key: Any, shown: str
+) -> None:
+    model, monitor = watched(recorder_name, gives={key: ones()})
+    model(**({key: ones()} if isinstance(key, str) else {}))
+    labels = [label for label, _ in lines_of(monitor)]
+    assert labels == [*([f"input[{shown}]"] if isinstance(key, str) else []), f"output[{shown}]"]
+    for label in labels:
+        label.encode()
+
+
+class MadeWhenAsked(Mapping[int, torch.Tensor]):
+    """As a mapping over a file."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        self.made += 1
+        return ones()
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+
+def test_no_more_of_a_mapping_is_asked_for_than_is_shown(recorder_name: RecorderName) -> None:
+    mapping = MadeWhenAsked()
+    model, monitor = watched(recorder_name)
+    model(mapping)
+    assert mapping.made == capture.MAX_VALUES
+    contents = [content for label, content in lines_of(monitor) if label.startswith("input")]
+    assert contents[-1] == "too many" and len(contents) == capture.MAX_VALUES
