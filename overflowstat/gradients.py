@@ -152,7 +152,7 @@ class GradientWatch:
                     [
                         (Place(number, name, type(module).__name__, f"grad {label}"), value)
                         for label, value in values
-                        if isinstance(value, Tensor)
+                        if capture.is_tensor(value)
                         and value.requires_grad
                         and value.grad_fn is not None
                         and self._rule(number, f"grad {label}").is_shown
@@ -297,10 +297,8 @@ class GradientWatch:
             for label, gradient in labelled:
                 rule = self._rule(number, label)
                 for part_label, part in capture.opened(label, gradient) if rule.is_shown else ():
-                    lines.append(
-                        (part_label, len(unread) if isinstance(part, Tensor) else capture.stand_in(part), rule)
-                    )
-                    if isinstance(part, Tensor):
+                    lines.append((part_label, len(unread) if capture.is_tensor(part) else capture.stand_in(part), rule))
+                    if capture.is_tensor(part):
                         unread.append(part)
             if lines:
                 frames.append((name, class_name, lines))
@@ -437,7 +435,7 @@ class GradientWatch:
             backward = self._backwards.get(torch._C._current_graph_task_id())
             if backward is None or backward.is_over or not self.is_on:
                 return
-            tensors = [[tensor for tensor in group if isinstance(tensor, Tensor)] for group in (made, got)]
+            tensors = [[tensor for tensor in group if capture.is_tensor(tensor)] for group in (made, got)]
             measurement = measure(self._recorder, tensors[0] + tensors[1])
             if not measurement.ready() or any(measurement.non_finite(i) for i in range(measurement.count)):
                 backward.nodes.append((module, node, traceback, measurement, len(tensors[0])))

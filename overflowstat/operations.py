@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .bad_tensors import kinds_in
 from .calls import Source, calls_in_progress, user_source
+from .capture import is_tensor
 from .cause import Cause, Operation, find_cause
 from .kept_tensors import KeptTensors
 from .measurement import measure
@@ -74,7 +75,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             return self._run(function, args, kwargs or {})
 
     def _run(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,7 +155,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(stats, TensorStats) and stats.first_bad is not None:
             first_new = _first_new(result, kinds_before) or stats.first_bad
             cause = find_cause(Operation(function, _name(function), before, result, first_new))
-        operands = [Operand(name, self._stats(x) if isinstance(x, Tensor) else str(x)) for name, x in before.items()]
+        operands = [Operand(name, self._stats(x) if is_tensor(x) else str(x)) for name, x in before.items()]
         calls = list(calls_in_progress())
         return Birth(
             self._births,
@@ -230,4 +231,4 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(values: object) -> Iterator[Tensor]:
-    return (value for value in _pytree.tree_leaves(values) if isinstance(value, Tensor))
+    return (value for value in _pytree.tree_leaves(values) if is_tensor(value))

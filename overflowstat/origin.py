@@ -138,5 +138,5 @@ def _given(call: Call, recorder: Recorder, kinds: NonFinite) -> tuple[str, NonFi
 
 def _inputs(call: Call) -> Iterator[tuple[str, Tensor]]:
     for label, value in capture.inputs(call.args, call.kwargs, nested=True):
-        if isinstance(value, Tensor):
+        if capture.is_tensor(value):
             yield label, value

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 from .calls import Call
-from .capture import is_wrapper
+from .capture import is_tensor, is_wrapper
 from .kept_tensors import KeptTensors
 from .run_state import RunState
 from .stats import apart_from_the_run, shape_of
@@ -30,7 +30,7 @@ _UNCHANGING = (
 def why_not_again(call: Call) -> str:
     """What stands against running a call twice, or nothing."""
     for value in _pytree.tree_leaves((call.args, dict(call.kwargs))):
-        if isinstance(value, Tensor):
+        if is_tensor(value):
             if torch._C._functorch.is_functorch_wrapped_tensor(value):
                 return "it is inside of a transform of torch.func"
         elif not isinstance(value, _UNCHANGING):
@@ -80,7 +80,7 @@ def _members_kept(module: nn.Module, given: object) -> Iterator[None]:
     kept = [(each, dict(each)) for each in members]
     tensors = [value for each in members for value in each.values()] + _pytree.tree_leaves(given)
     with apart_from_the_run():
-        memory = [(t, t.data) for t in tensors if isinstance(t, Tensor) and not is_lazy(t) and not is_wrapper(t)]
+        memory = [(t, t.data) for t in tensors if is_tensor(t) and not is_lazy(t) and not is_wrapper(t)]
     try:
         yield
     finally:

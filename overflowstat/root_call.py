@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .capture import is_tensor
 from .run_state import RunState
 
 __all__ = ["RootCall"]
@@ -25,7 +26,7 @@ class RootCall:
     @classmethod
     def begins(cls, batch_number: int, args: Sequence[object], kwargs: Mapping[str, object]) -> "RootCall":
         """Cost: some microseconds."""
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        tensors = [value for value in (*args, *kwargs.values()) if is_tensor(value)]
         return cls(batch_number, RunState.now(), tuple((weakref.ref(t), _version(t)) for t in tensors))
 
     def has_written_to_inputs(self) -> bool:
@@ -34,5 +35,5 @@ class RootCall:
 
 def _version(tensor: Tensor) -> int:
     """0 where none is kept."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
