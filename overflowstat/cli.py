@@ -1,33 +1,68 @@
-"""python -m overflowstat: the commands and their arguments; what they do is elsewhere."""
+"""python -m overflowstat: the list of its commands, and the manners that all of them have."""
 
 from __future__ import annotations
 
-import argparse
-import json
+import io
+import os
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+
+from . import native
+from .commands import Command, Parser, compare, demo, env
+from .errors import TraceError
+from .terminal import on_one_line
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: tuple[Command, ...] = (env.COMMAND, demo.COMMAND, compare.COMMAND)
+
+WRONG, INTERRUPTED, NOBODY_READS = 2, 128 + 2, 128 + 13
+EXIT_STATUS = """\
+exit status:
+  0    all is well
+  1    what a command looks for is not well; its help says what that is
+  2    the arguments make no sense, or a file is not what it should be: one line on stderr says so
+  130  Ctrl-C
+  141  whoever read the output has gone, as `head` does"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. argparse leaves with 2 where the arguments make no sense."""
-    parser = argparse.ArgumentParser(prog="overflowstat", description="Find where a model's numbers first go bad.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    env = commands.add_parser("env", help="what is built, for what, and what would be needed for more")
-    env.add_argument("--json", action="store_true", help="the same facts, for programs")
-    commands.add_parser("demo", help="run a small float16 model into overflow and show the report")
-    chosen = parser.parse_args(arguments)
-    return _show_environment(chosen.json) if chosen.command == "env" else _run_demo()
+    """Run one command; returns the exit status. Leaves by SystemExit(2) where the arguments make no sense."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for names that the terminal has no letters for
+    chosen = _parser().parse_args(arguments)
+    command = next(command for command in COMMANDS if command.name == chosen.command)
+    try:
+        if command.needs_torch and (problem := native.torch_problem()):
+            return _complain(f"overflowstat {problem}")
+        status = command.run(chosen)
+        sys.stdout.flush()
+        return status
+    except TraceError as error:
+        return _complain(f"overflowstat {chosen.command}: {error}")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or else Python complains when it ends
+        return NOBODY_READS
 
 
-def _show_environment(as_json: bool) -> int:
-    from overflowstat import environment
+def _parser() -> Parser:
+    parser = Parser(
+        prog="overflowstat",
+        description="Find where a model's numbers first go bad.",
+        epilog=f"`overflowstat COMMAND --help` has arguments and examples.\n\n{EXIT_STATUS}",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        added = commands.add_parser(
+            command.name, help=command.summary, description=command.description, epilog=command.examples
+        )
+        command.add_arguments(added)
+    return parser
 
-    found = environment.describe()
-    print(json.dumps(asdict(found), indent=2) if as_json else environment.render(found))
-    return 0
 
-
-def _run_demo() -> int:
-    from overflowstat import demo
-
-    return demo.run()
+def _complain(message: str) -> int:
+    print(on_one_line(message), file=sys.stderr)
+    return WRONG

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .frames import Frame
     from .verdict import Verdict
 
-__all__ = ["BatchLimitReached", "MonitorWarning", "NonFiniteError", "warn_user"]
+__all__ = ["BatchLimitReached", "MonitorWarning", "NonFiniteError", "TraceError", "warn_user"]
 
 
 class NonFiniteError(ValueError):
@@ -36,6 +36,10 @@ class NonFiniteError(ValueError):
 
 class BatchLimitReached(ValueError):
     """The batch named by `abort_after_batch_num` has finished."""
+
+
+class TraceError(ValueError):
+    """A trace file cannot be read or written, or is not what it should be."""
 
 
 class MonitorWarning(UserWarning):

@@ -24,7 +24,10 @@ class Line:
     @property
     def is_bad(self) -> bool:
         """Whether it holds a NaN or an infinity that it may not hold."""
-        return isinstance(self.content, TensorStats) and bool(self.content.non_finite & ~self.allowed)
+        content = self.content
+        if not isinstance(content, TensorStats) or content.first_bad is None:  # nearly always; flags are slow
+            return False
+        return bool(content.non_finite & ~self.allowed)
 
 
 @dataclass(frozen=True, slots=True)

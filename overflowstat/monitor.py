@@ -1,5 +1,6 @@
 """Monitor: hooks on every module of a model, one frame a module call, a judgement of each."""
 
+import os
 import sys
 import threading
 from collections import deque
@@ -32,6 +33,7 @@ from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make
 from .report import OwnStyle, Report, Style
 from .reporter import ON_DETECT, OnDetect, Reporter
 from .sinks import Printer, Sink
+from .trace_file import TraceFile
 from .validation import (
     check_batch_numbers,
     check_bool,
@@ -132,10 +134,13 @@ class Monitor:
             for which the policy allows anything; a mask of the lowest finite number is one to exclude or allow.
         style: how things are worded.
         sinks: where frames and reports go; by default they are printed. One that has an attribute `every_frame` which
-            is true is given all frames, others those that are traced or bad.
+            is true is given all frames, others those that are traced or bad. See `overflowstat.sinks`.
+        trace_file: also write all frames and reports to this file, or to the next name that is free, see `TraceFile`;
+            the attribute `trace_file` tells which one it is.
 
     Raises:
         TypeError, ValueError: an argument is not as told above. The model is untouched then.
+        TraceError: `trace_file` cannot be written. Likewise.
         NonFiniteError, BatchLimitReached: in the forward of the watched model, or where `check` has it judged. If
             something else raises after the numbers went bad, that exception gets a note and the NonFiniteError as its
             attribute `non_finite`.
@@ -164,6 +169,7 @@ class Monitor:
         warn_at: float | None = None,
         style: Style | None = None,
         sinks: Sequence[Sink] | None = None,
+        trace_file: str | os.PathLike[str] | None = None,
     ) -> None:
         for sink in sinks or ():
             check_methods("sinks", sink, Sink)
@@ -232,6 +238,10 @@ class Monitor:
             after_step=self._after_optimizer_step if self._weights == "on_change" else None,
             gradients=self._gradients,
         )
+        self._trace_file = None if trace_file is None else TraceFile(trace_file)
+        if self._trace_file is not None:
+            self._reporter.add(self._trace_file)
+        self._reporter.begin(type(model).__name__)
         self._start_batch()
         self.enable()
         if isinstance(recorder, NativeRecorder):
@@ -251,6 +261,11 @@ class Monitor:
     def detections(self) -> list[Detection]:
         """What was detected, each place once, with the number of batches in which it was the first that was bad."""
         return self._reporter.detections.all()
+
+    @property
+    def trace_file(self) -> str | None:
+        """The file that frames are written to; None if they are not."""
+        return None if self._trace_file is None else self._trace_file.path
 
     def counters(self) -> Counters:
         """What watching has cost so far; of gradients `tensors` and `bytes_read` only."""
@@ -287,6 +302,7 @@ class Monitor:
             if self._gradients is not None:
                 self._gradients.settle()
             self._tell_of_idle_root()
+            self._reporter.flush()
 
     def step(self) -> None:
         """End a batch where the model's own forward is not what is called: a training step calls its children, or the
@@ -301,6 +317,7 @@ class Monitor:
                 traced = self._is_traced
                 self._end_batch()
                 self._settle(wait=self._check != "step" or traced)
+                self._reporter.flush()
             self._attachment.follow_changes()
 
     def drill(self, *args: Any, **kwargs: Any) -> Verdict | None:
@@ -327,10 +344,16 @@ class Monitor:
         return Monitor(self.model, check="module", drill=True, on_detect=on_detect, sinks=[], **self._sees)
 
     def remove(self) -> None:
-        """Detach from the model, then `check()`. Frames and counts stay; calling it again does nothing."""
+        """Detach from the model, `check()`, and end what sinks write. Frames and counts stay.
+
+        Calling it again does nothing.
+        """
         is_attached = self._attachment.is_attached
         self._attachment.detach()
-        self.check()
+        try:
+            self.check()
+        finally:
+            self._reporter.close()
         if is_attached and self.total_calls == 0 and has_compiled() and not self._told_of_silence:
             self._tell_of_silence()
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
@@ -347,6 +370,7 @@ class Monitor:
             self._attachment.detach()
             with self._lock:
                 self._explain(error)
+                self._reporter.close()
 
     def _before_optimizer_step(self, optimizer: Optimizer) -> None:
         with self._lock:
@@ -355,6 +379,7 @@ class Monitor:
                 self._settle_replays()
             if self._gradients is not None:
                 self._gradients.before_step(optimizer)
+            self._reporter.flush()
             self._tell_of_idle_root()
             if self.total_calls == 0 and not self._told_of_silence:
                 used = {id(w) for group in optimizer.param_groups for w in group["params"] if w.grad is not None}
@@ -459,6 +484,7 @@ class Monitor:
             try:
                 self._settle(wait=self._check != "step" or traced)
             finally:
+                self._reporter.flush()
                 if self._investigator is not None:
                     self._investigator.root_ends()
 
@@ -598,3 +624,4 @@ class Monitor:
                 exception.add_note(str(found))
         except BatchLimitReached:
             pass
+        self._reporter.flush()

@@ -8,6 +8,7 @@ from .errors import NonFiniteError, warn_user
 from .frames import Frame
 from .report import Report, Style
 from .sinks import Sink
+from .trace_file import TraceFile
 
 __all__ = ["ON_DETECT", "OnDetect", "Reporter"]
 
@@ -26,13 +27,37 @@ class Reporter:
 
     def __init__(self, style: Style, sinks: Sequence[Sink], on_detect: OnDetect, max_reports: int | None) -> None:
         self._style = style
-        self._sinks = sinks
+        self._sinks = list(sinks)
         self._on_detect = on_detect
         self._max_reports = max_reports
         self._reports = 0
         self.detections = Detections()
-        self.tells_all = any(getattr(sink, "every_frame", False) for sink in sinks)
+
+    def add(self, sink: Sink) -> None:
+        self._sinks.append(sink)
+
+    @property
+    def tells_all(self) -> bool:
         """Whether a sink gets every frame."""
+        return any(getattr(sink, "every_frame", False) for sink in self._sinks)
+
+    def begin(self, root_class: str) -> None:
+        for sink in self._sinks:
+            if isinstance(sink, TraceFile):
+                sink.begin(root_class)
+
+    def flush(self) -> None:
+        """A batch has been told of."""
+        self._call("flush")
+
+    def close(self) -> None:
+        """Nothing follows."""
+        self._call("close")
+
+    def _call(self, method: str) -> None:
+        for sink in self._sinks:
+            if hasattr(sink, method):  # which it need not have
+                getattr(sink, method)()
 
     @property
     def raises(self) -> bool:
@@ -44,7 +69,7 @@ class Reporter:
 
     def frame(self, frame: Frame, traced: bool) -> None:
         for sink in self._sinks:
-            if traced or frame.bad_lines or getattr(sink, "every_frame", False):
+            if traced or getattr(sink, "every_frame", False) or frame.bad_lines:
                 sink.frame(frame, traced)
 
     def would_tell(self, bad: Frame) -> bool:

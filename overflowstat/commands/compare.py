@@ -1,0 +1,3 @@
+from . import Command
+
+COMMAND = Command("compare", "", "", "", lambda p: None, lambda c: 0)
