@@ -20,6 +20,7 @@ from .trace_format import (
     TraceReport,
     header_of,
     parsed,
+    read_batch,
     read_frame,
     read_report,
 )
@@ -87,6 +88,7 @@ class Trace:
     Attributes:
         path: the file.
         header: its first line.
+        batches: numbers of all batches in the file, ascending: also of those that were not to be read.
         frames: module calls, in the order in which they were judged, which is that in which they ran.
         reports: detections, likewise.
         is_complete: whether the writer ended it. If not, its process was killed, or is still running.
@@ -97,6 +99,7 @@ class Trace:
         self,
         path: str,
         header: TraceHeader,
+        batches: list[int],
         frames: list[Frame],
         reports: list[TraceReport],
         is_complete: bool,
@@ -104,6 +107,7 @@ class Trace:
     ) -> None:
         self.path = path
         self.header = header
+        self.batches = batches
         self.frames = frames
         self.reports = reports
         self.is_complete = is_complete
@@ -111,11 +115,6 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"<Trace {self.path!r}: {len(self.frames)} frames, {len(self.reports)} reports>"
-
-    @cached_property
-    def batches(self) -> list[int]:
-        """Their numbers, in ascending order."""
-        return sorted({frame.batch_number for frame in self.frames})
 
     @cached_property
     def calls(self) -> list[int]:
@@ -215,6 +214,7 @@ def load_trace(
     """
     name = os.fspath(path)
     wanted = None if batches is None else set(batches)
+    met: set[int] = set()
     frames: list[Frame] = []
     reports: list[TraceReport] = []
     is_complete = recovered = False
@@ -235,10 +235,13 @@ def load_trace(
                         is_complete = True
                     elif line["type"] == "header":
                         raise ValueError("a second trace begins there")
-                    elif wanted is None or line.get("batch") in wanted:
+                    elif line["type"] in ("frame", "report"):
+                        met.add(read_batch(line))
+                        if wanted is not None and line["batch"] not in wanted:
+                            continue
                         if line["type"] == "frame":
                             frames.append(read_frame(line))
-                        elif line["type"] == "report":
+                        else:
                             reports.append(read_report(line))
                 except UNREADABLE as error:
                     raise _damaged(name, number, error) from error
@@ -248,7 +251,7 @@ def load_trace(
         raise TraceError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if recovered:
         warn_user(f"{name!r} is cut in its last line: the {len(frames)} frames before that are read")
-    return Trace(name, header, frames, reports, is_complete, recovered)
+    return Trace(name, header, sorted(met), frames, reports, is_complete, recovered)
 
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)

@@ -27,6 +27,7 @@ __all__ = [
     "header_line",
     "header_of",
     "parsed",
+    "read_batch",
     "read_frame",
     "read_report",
     "report_line",
@@ -193,6 +194,12 @@ def header_of(line: Mapping[str, Any]) -> TraceHeader:
         _of(int, line["world_size"]),
         None if root is None else _of(str, root),
     )
+
+
+def read_batch(line: Mapping[str, Any]) -> int:
+    """The number of the batch of a frame or report."""
+    number: int = _of(int, line["batch"])
+    return number
 
 
 def read_frame(frame: Mapping[str, Any]) -> Frame:
