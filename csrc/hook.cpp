@@ -95,7 +95,7 @@ PyObject* make_type() {
                                 {Py_tp_members, members},
                                 {Py_tp_getset, attributes},
                                 {0, nullptr}};
-  static PyType_Spec spec{"overflowstat._C.Hook", sizeof(Hook), 0,
+  static PyType_Spec spec{"overflowstat._C.OverflowstatHook", sizeof(Hook), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
   PyObject* type = PyType_FromSpec(&spec);
   if (type == nullptr) throw py::error_already_set();
