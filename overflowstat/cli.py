@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from . import native
-from .commands import Command, Parser, compare, demo, env
-from .errors import TraceError
+from .commands import Command, Parser, compare, demo, env, scan
+from .errors import CheckpointError, TraceError
 from .terminal import on_one_line
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: tuple[Command, ...] = (env.COMMAND, demo.COMMAND, compare.COMMAND)
+COMMANDS: tuple[Command, ...] = (env.COMMAND, demo.COMMAND, compare.COMMAND, scan.COMMAND)
 
 WRONG, INTERRUPTED, NOBODY_READS = 2, 128 + 2, 128 + 13
 EXIT_STATUS = """\
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = command.run(chosen)
         sys.stdout.flush()
         return status
-    except TraceError as error:
+    except (CheckpointError, TraceError) as error:
         return _complain(f"overflowstat {chosen.command}: {error}")
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .frames import Frame
     from .verdict import Verdict
 
-__all__ = ["BatchLimitReached", "MonitorWarning", "NonFiniteError", "TraceError", "warn_user"]
+__all__ = ["BatchLimitReached", "CheckpointError", "MonitorWarning", "NonFiniteError", "TraceError", "warn_user"]
 
 
 class NonFiniteError(ValueError):
@@ -40,6 +40,10 @@ class BatchLimitReached(ValueError):
 
 class TraceError(ValueError):
     """A trace file cannot be read or written, or is not what it should be."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint on disk cannot be read, or is not what it should be."""
 
 
 class MonitorWarning(UserWarning):
