@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,17 +24,22 @@ LONG = 120.0  # seconds, after which a test has hung
 TIMEOUT = "6"
 NO_STORE = "; the store of all, which rank 0 or its launcher keeps, does not answer"
 
-# In place of a rank that something befalls in a stage: it runs the command with one function of it exchanged.
-BEFALLEN = """
+# A rank, which starts when it is told to, since importing torch may take one of them longer than a stage may; something
+# may befall it in place of a function of the check.
+RANK = """
 import os, signal, sys
 from overflowstat import communication
 from overflowstat.cli import main
-
+{befall}
+print("ready", flush=True)
+sys.stdin.readline()
+sys.exit(main(["check-distributed", *sys.argv[1:]]))
+"""
+BEFALL = """
 def befall(*_):
     {what}
 
 communication.{function} = befall
-sys.exit(main(["check-distributed", *sys.argv[1:]]))
 """
 
 
@@ -47,13 +52,13 @@ def free_port() -> int:
 class Ranks:
     """Processes as a launcher starts them, but for the launcher."""
 
-    def __init__(self, size: int, port: int | None = None, host: str = "localhost") -> None:
+    def __init__(self, size: int, host: str = "localhost") -> None:
         self.size = size
-        self.port = free_port() if port is None else port
+        self.port = free_port()
         self.host = host
         self.processes: dict[int, subprocess.Popen[str]] = {}
 
-    def start(self, rank: int, program: list[str] | None = None, before: list[str] | None = None, **env: str) -> None:
+    def add(self, rank: int, befall: str = "", before: Sequence[str] = (), **env: str) -> None:
         ours = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -62,17 +67,22 @@ class Ranks:
             "MASTER_PORT": str(self.port),
             "OMP_NUM_THREADS": "1",
         }
-        command = [*(before or []), sys.executable, *(program or ["-m", "overflowstat", "check-distributed"])]
         self.processes[rank] = subprocess.Popen(
-            [*command, "--backend", "gloo", "--timeout", TIMEOUT],
+            [*before, sys.executable, "-c", RANK.format(befall=befall), "--backend", "gloo", "--timeout", TIMEOUT],
             env=os.environ | ours | env,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def befall(self, rank: int, function: str, what: str) -> None:
-        self.start(rank, ["-c", BEFALLEN.format(function=function, what=what)])
+    def start(self) -> None:
+        for process in self.processes.values():
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        for process in self.processes.values():
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
 
     def ended(self, rank: int) -> tuple[int, str]:
         """(exit status, the line that it printed)"""
@@ -85,7 +95,7 @@ class Ranks:
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
-                process.communicate()
+            process.communicate()
 
 
 @pytest.fixture
@@ -96,20 +106,19 @@ def ranks() -> Iterator[Ranks]:
 
 
 def test_all_ranks_are_ok_and_the_first_tells_the_versions(ranks: Ranks) -> None:
-    ranks.start(0)
-    ranks.start(1)
+    ranks.add(0)
+    ranks.add(1)
+    ranks.start()
     out, err = ranks.processes[0].communicate(timeout=LONG)
-    assert out == f"[{HOST}-0] is OK (global rank: 0/2)\ntorch {torch.__version__}{cuda()}, gloo\n", err
+    cuda = "" if torch.version.cuda is None else f", CUDA {torch.version.cuda}"
+    assert out == f"[{HOST}-0] is OK (global rank: 0/2)\ntorch {torch.__version__}{cuda}, gloo\n", err
     assert ranks.ended(1) == (0, f"[{HOST}-1] is OK (global rank: 1/2)")
     assert ranks.processes[0].returncode == 0
 
 
-def cuda() -> str:
-    return "" if torch.version.cuda is None else f", CUDA {torch.version.cuda}"
-
-
 def test_a_rank_that_never_starts_is_named(ranks: Ranks) -> None:
-    ranks.start(0)
+    ranks.add(0)
+    ranks.start()
     status, line = ranks.ended(0)
     assert status == 1 and line == (
         f"[{HOST}-0] FAILED (global rank: 0/2): finding each other did not end within {TIMEOUT} s; "
@@ -128,8 +137,9 @@ def test_a_rank_that_never_starts_is_named(ranks: Ranks) -> None:
 )
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_is_named_by_the_others(ranks: Ranks, function: str, what: str, stage: str) -> None:
-    ranks.start(0)
-    ranks.befall(1, function, what)
+    ranks.add(0)
+    ranks.add(1, BEFALL.format(function=function, what=what))
+    ranks.start()
     status, line = ranks.ended(0)
     assert status == 1 and re.fullmatch(
         rf"\[{HOST}-0\] FAILED \(global rank: 0/2\): {stage} .*; no sign of life from rank 1 \[{HOST}-1\]", line
@@ -137,9 +147,10 @@ def test_a_rank_that_falls_silent_is_named_by_the_others(ranks: Ranks, function:
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named_by_the_others_and_by_itself(ranks: Ranks) -> None:
-    ranks.start(0)
-    ranks.befall(1, "_memory", "__import__('time').sleep(1000)")
+def test_a_rank_that_hangs_is_named_by_the_others_and_tells_itself(ranks: Ranks) -> None:
+    ranks.add(0)
+    ranks.add(1, BEFALL.format(function="_memory", what="__import__('time').sleep(1000)"))
+    ranks.start()
     status, line = ranks.ended(0)
     assert status == 1 and line.endswith(f"memory did not end within {TIMEOUT} s; not so far yet: rank 1 [{HOST}-1]")
     status, line = ranks.ended(1)
@@ -148,8 +159,10 @@ def test_a_rank_that_hangs_is_named_by_the_others_and_by_itself(ranks: Ranks) ->
 
 @pytest.mark.slow
 def test_a_wrong_answer_is_told(ranks: Ranks) -> None:
-    ranks.start(0)
-    ranks.befall(1, "_all_reduce", "import torch; torch.distributed.all_reduce(torch.zeros(communication.NUMBERS))")
+    zeros = "import torch; torch.distributed.all_reduce(torch.zeros(communication.NUMBERS))"
+    ranks.add(0)
+    ranks.add(1, BEFALL.format(function="_all_reduce", what=zeros))
+    ranks.start()
     status, line = ranks.ended(0)
     assert status == 1 and "all-reduce failed (RuntimeError: the sum over all ranks is wrong in 1048576 of" in line
     assert ranks.ended(1)[0] == 1
@@ -157,15 +170,17 @@ def test_a_wrong_answer_is_told(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 def test_the_rank_that_keeps_the_store_may_be_the_one_that_dies(ranks: Ranks) -> None:
-    ranks.befall(0, "_all_reduce", "os._exit(3)")
-    ranks.start(1)
+    ranks.add(0, BEFALL.format(function="_all_reduce", what="os._exit(3)"))
+    ranks.add(1)
+    ranks.start()
     status, line = ranks.ended(1)
-    assert status == 1 and "all-reduce failed" in line and line.endswith(NO_STORE)
+    assert status == 1 and " failed (" in line and line.endswith(NO_STORE)
 
 
 @pytest.mark.slow
 def test_a_wrong_port_is_told(ranks: Ranks) -> None:
-    ranks.start(1)
+    ranks.add(1)
+    ranks.start()
     status, line = ranks.ended(1)
     assert status == 1 and f"nobody answers at localhost:{ranks.port} within {TIMEOUT} s" in line
 
@@ -174,7 +189,7 @@ def launched(*arguments: str, torchrun: bool = False) -> subprocess.CompletedPro
     script = str(Path(sys.executable).with_name("torchrun"))
     launcher = [script] if torchrun else [sys.executable, "-m", "torch.distributed.run"]
     return subprocess.run(
-        [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *arguments, "--timeout", TIMEOUT],
+        [*launcher, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -199,8 +214,8 @@ def test_launchers_start_it(torchrun: bool) -> None:
 @pytest.mark.slow
 def test_ranks_that_a_launcher_ends_say_why(tmp_path: Path) -> None:
     script = tmp_path / "befallen.py"
-    plain = BEFALLEN.format(function="_all_reduce", what="os._exit(3) if os.environ['RANK'] == '1' else wait()")
-    script.write_text(plain.replace("def befall", "def wait():\n    import time; time.sleep(1000)\n\ndef befall"))
+    what = "os._exit(3) if os.environ['RANK'] == '1' else __import__('time').sleep(1000)"
+    script.write_text(RANK.format(befall=BEFALL.format(function="_all_reduce", what=what)))
     found = launched("--nproc_per_node", "2", str(script), "--backend", "gloo")
     assert found.returncode == 1
     assert f"[{HOST}-0] FAILED (global rank: 0/2): all-reduce was ended from outside; no sign of life from rank 1" in (
@@ -246,25 +261,21 @@ def test_two_nodes_and_the_link_between_them(nodes: tuple[Node, Node], is_cut: b
     first, second = nodes
     ranks = Ranks(2, host=first.address)
     cut = f"import subprocess, time; subprocess.run(['ip', 'link', 'set', '{second.link}', 'down']); time.sleep(1000)"
-    cutting = ["-c", BEFALLEN.format(function="_all_reduce", what=cut)]
+    befall = ["", BEFALL.format(function="_all_reduce", what=cut) if is_cut else ""]
     try:
         for rank, node in enumerate(nodes):
-            ranks.start(
-                rank,
-                cutting if is_cut and rank == 1 else None,
-                before=["ip", "netns", "exec", node.name],
-                GLOO_SOCKET_IFNAME=node.link,
-                LOCAL_RANK="0",
-            )
-        if is_cut:
-            status, line = ranks.ended(0)
-            assert status == 1 and line.endswith(f"no sign of life from rank 1 [{HOST}-0]")
-            status, line = ranks.ended(1)
-            assert status == 1 and "all-reduce did not end" in line and line.endswith(NO_STORE)
-        else:
-            assert [ranks.ended(1)[0], ranks.processes[0].wait(LONG)] == [0, 0]
+            within = ["ip", "netns", "exec", node.name]
+            ranks.add(rank, befall[rank], within, GLOO_SOCKET_IFNAME=node.link, LOCAL_RANK="0")
+        ranks.start()
+        ended = [ranks.ended(rank) for rank in (1, 0)]
     finally:
         ranks.kill()
+    if is_cut:
+        assert [status for status, _ in ended] == [1, 1]
+        assert "all-reduce did not end" in ended[0][1] and ended[0][1].endswith(NO_STORE)
+        assert ended[1][1].endswith(f"no sign of life from rank 1 [{HOST}-0]")
+    else:
+        assert [line for _, line in ended] == [f"[{HOST}-0] is OK (global rank: {rank}/2)" for rank in (1, 0)]
 
 
 @pytest.mark.parametrize(
