@@ -14,7 +14,6 @@ from itertools import chain, count
 import torch
 import torch.distributed as dist
 
-from .environment import version
 from .errors import TraceError, warn_user
 from .frames import Frame
 from .report import Report
@@ -74,6 +73,8 @@ class TraceFile:
     def begin(self, root_class: str | None) -> None:
         """Write the header. A monitor tells the class of its model here; without that the first frame does it."""
         if not self._has_header:
+            from .environment import version  # which takes as long to import as all that is needed here
+
             self._has_header = True
             self._root_class = root_class
             started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -220,7 +220,7 @@ FOREIGN = {
 def test_a_file_of_something_else(tmp_path: Path, name: str) -> None:
     path = tmp_path / "foreign"
     path.write_bytes(FOREIGN[name])
-    with pytest.raises(TraceError, match="is no trace of overflowstat|is empty") as raised:
+    with pytest.raises(TraceError, match=r"is no trace of overflowstat|is empty") as raised:
         load_trace(path)
     assert repr(str(path)) in str(raised.value)
 
