@@ -353,7 +353,8 @@ class Monitor:
         try:
             self.check()
         finally:
-            self._reporter.close()
+            with self._lock:
+                self._reporter.close()
         if is_attached and self.total_calls == 0 and has_compiled() and not self._told_of_silence:
             self._tell_of_silence()
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
@@ -369,8 +370,10 @@ class Monitor:
         else:
             self._attachment.detach()
             with self._lock:
-                self._explain(error)
-                self._reporter.close()
+                try:
+                    self._explain(error)
+                finally:
+                    self._reporter.close()
 
     def _before_optimizer_step(self, optimizer: Optimizer) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,10 +26,12 @@ from overflowstat import CallableSink, Monitor, NonFiniteError, Policy, TensorSt
 from overflowstat.errors import BatchLimitReached, MonitorWarning
 from overflowstat.frames import Frame, Line
 from overflowstat.recorder import RecorderName
-from overflowstat.report import OwnStyle
+from overflowstat.report import OwnStyle, Report
 from overflowstat.row import NOTHING
 from overflowstat.trace_file import _Stream
+from overflowstat.trace_format import frame_line
 
+ROOT = Path(__file__).parent.parent
 SUFFIXES = ["jsonl", "jsonl.gz"]
 
 
@@ -595,3 +598,42 @@ def test_a_compressed_file_is_what_gzip_reads(tmp_path: Path) -> None:
     with gzip.open(path, "rt") as file:
         assert [json.loads(line)["type"] for line in file] == ["header", *["frame"] * 500, "end"]
     assert path.stat().st_size < len(opened(path)) / 5
+
+
+# what the documents say
+
+
+def test_the_pivot_of_the_readme_has_a_column_for_each_call(path: Path) -> None:
+    twice = nn.Linear(2, 2)
+    with Monitor(nn.Sequential(twice, nn.Sigmoid(), twice), trace_file=path, gradients=True) as monitor:
+        for _ in range(3):
+            monitor.model(torch.ones(1, 2)).sum().backward()
+    shown = re.search(r"^trace(\.to_pandas\(\).*?)```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    table = eval(f"load_trace(path){shown[1]}")
+    assert list(table.index) == [0, 1, 2]
+    assert set(table.columns) == {("0", 0), ("0", 1), ("1", 0), ("", 0)}
+
+
+def test_the_example_of_the_format_is_read(tmp_path: Path) -> None:
+    shown = re.search(r"```json\n(.*?)```", (ROOT / "docs/trace-format.md").read_text(), re.DOTALL)
+    assert shown is not None
+    (tmp_path / "run.jsonl").write_text(shown[1])
+    trace = load_trace(tmp_path / "run.jsonl")
+    assert trace.is_complete and trace.header.root_class == "Net"
+    assert [row.is_bad for row in trace.rows] == [False, True]
+    assert "".join(map(frame_line, trace.frames)) in shown[1]
+
+
+def test_the_format_explains_every_key_that_is_written(tmp_path: Path) -> None:
+    bad = numbers(0.5, 2.0, nan=1, posinf=1, neginf=1)
+    lines = [Line("a", bad, False, ALLOWED), Line("b", "None", True, NOTHING)]
+    report = Report(0, (), frame(0, "m", {"a": bad}), None, None)
+    file = TraceFile(tmp_path / "run.jsonl")
+    file.frame(frame(0, "m", lines, starts_batch=True, is_recompute=True), traced=False)
+    file.report(report)
+    file.close()
+    explained = set(re.findall(r"`(\w+)`", (ROOT / "docs/trace-format.md").read_text()))
+    written = lines_of(tmp_path / "run.jsonl")
+    keys = {key for line in written for key in line} | {key for line in written[1]["lines"] for key in line}
+    assert len(keys) > 25 and keys <= explained
