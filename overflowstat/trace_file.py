@@ -46,7 +46,7 @@ class TraceFile:
     Cost: a frame is made a Python object, which takes 20 to 50 microseconds, and written in 10 to 15; see the README.
 
     Raises:
-        TypeError: `path` is none.
+        TypeError: `path` is no path.
         TraceError: the file cannot be made. If it cannot be written to later, as when the disk is full, a warning says
             so, once, and the model goes on without.
     """

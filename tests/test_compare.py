@@ -258,7 +258,7 @@ def test_a_cut_trace_is_compared_and_told_of_on_stderr(tmp_path: Path, capsys: p
     assert cli.main(["compare", str(a), str(tmp_path / "b")]) == 0
     told = capsys.readouterr()
     assert "is cut in its last line: the 3 frames before that are read" in told.err
-    assert "Only in a: 1 module calls, of layer.3" in told.out
+    assert "Only in a: 1 module call, of layer.3" in told.out
 
 
 @pytest.mark.parametrize(
