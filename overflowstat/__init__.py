@@ -37,14 +37,16 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if problem := native.torch_problem():  # then there is only `python -m overflowstat env`, which tells what to do
-        raise ImportError(f"overflowstat {problem}", name="torch")
-    found: object = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # or type checkers would take any name for a public one
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if problem := native.torch_problem():  # then there is only `python -m overflowstat env`, which tells what to do
+            raise ImportError(f"overflowstat {problem}", name="torch")
+        found = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

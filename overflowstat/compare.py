@@ -47,6 +47,8 @@ class Difference:
     @property
     def is_of_state(self) -> bool:
         """Whether one holds NaN, +inf or -inf and the other does not."""
+        if self.a.first_bad is None and self.b.first_bad is None:  # nearly always; flags are slow
+            return False
         return self.a.non_finite != self.b.non_finite
 
     def ratio(self, by: By) -> float:

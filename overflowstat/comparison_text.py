@@ -106,8 +106,11 @@ def _table_line(result: Comparison, difference: Difference) -> str:
 
 
 def _missing(name: str, missing: Missing) -> list[str]:
-    texts = {"module calls": missing.calls, "lines of calls that both have": missing.lines}
-    return [f"Only in {name}: {sum(c.values())} {what}, of {_few(c)}" for what, c in texts.items() if sum(c.values())]
+    found = []
+    for what, more, counts in (("module call", "", missing.calls), ("line", " of calls that both have", missing.lines)):
+        if total := sum(counts.values()):
+            found.append(f"Only in {name}: {total} {what}{'s' * (total > 1)}{more}, of {_few(counts)}")
+    return found
 
 
 def _few(modules: Counter[str]) -> str:

@@ -362,7 +362,8 @@ class Monitor:
         try:
             self.check()
         finally:
-            self._reporter.close()
+            with self._lock:
+                self._reporter.close()
         if is_attached and self.total_calls == 0 and has_compiled() and not self._told_of_silence:
             self._tell_of_silence()
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
@@ -382,8 +383,10 @@ class Monitor:
         else:
             self._attachment.detach()
             with self._lock:
-                self._explain(error)
-                self._reporter.close()
+                try:
+                    self._explain(error)
+                finally:
+                    self._reporter.close()
 
     def _before_optimizer_step(self, optimizer: Optimizer) -> None:
         with self._lock:
@@ -499,8 +502,8 @@ class Monitor:
             try:
                 self._settle(wait=self._check != "step" or traced)
             finally:
-                self._reporter.flush()
                 self._told_on.discard(threading.get_ident())
+                self._reporter.flush()
                 if self._investigator is not None:
                     self._investigator.root_ends()
 

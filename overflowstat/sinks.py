@@ -1,8 +1,10 @@
 """Where frames and reports go."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from .frames import Frame
 from .report import OwnStyle, Report, Style
@@ -56,7 +58,11 @@ class LoggingSink:
     """
 
     def __init__(
-        self, logger: logging.Logger | str = "overflowstat", *, every_frame: bool = False, style: Style | None = None
+        self,
+        logger: logging.Logger | logging.LoggerAdapter[Any] | str = "overflowstat",
+        *,
+        every_frame: bool = False,
+        style: Style | None = None,
     ) -> None:
         if not isinstance(logger, (logging.Logger, logging.LoggerAdapter, str)):
             raise TypeError(f"logger={logger!r}: must be a logger or its name, not {type(logger).__name__}")

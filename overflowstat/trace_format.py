@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,7 +14,7 @@ from .frames import Frame, Line
 from .policy import KINDS
 from .report import OwnStyle, Report
 from .row import NOTHING
-from .stats import TensorStats
+from .stats import READABLE_DTYPES, TensorStats
 from .wording import short_name
 
 __all__ = [
@@ -32,6 +32,8 @@ __all__ = [
     "read_report",
     "report_line",
 ]
+
+_Value = TypeVar("_Value")
 
 FORMAT = "overflowstat-trace"
 VERSION = 1
@@ -217,7 +219,7 @@ def _read_line(line: Mapping[str, Any]) -> Line:
     content = _of(str, line["content"]) if "content" in line else _read_stats(line)
     allowed = NOTHING
     for name in line.get("allowed", ()):
-        allowed |= KINDS[name]
+        allowed |= _named(KINDS, name)
     return Line(_of(str, line["label"]), content, line.get("judged", True), allowed)
 
 
@@ -226,9 +228,6 @@ def _read_stats(line: Mapping[str, Any]) -> TensorStats:
     numel = 1
     for size in shape:
         numel *= size
-    dtype = getattr(torch, line["dtype"])
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{line['dtype']!r} is no dtype")
     abs_max = _read_number(line["abs_max"])
     nan_count, posinf_count, neginf_count = (_of(int, line.get(name, 0)) for name in COUNTS)
     first_bad = line.get("first_bad")
@@ -241,7 +240,7 @@ def _read_stats(line: Mapping[str, Any]) -> TensorStats:
         neginf_count,
         None if first_bad is None else tuple([_of(int, i) for i in first_bad]),
         numel,
-        dtype,
+        _named(_DTYPES, line["dtype"]),
         shape,
         **{name: _read_number(line[name]) for name in DETAILS if name in line},
     )
@@ -249,12 +248,13 @@ def _read_stats(line: Mapping[str, Any]) -> TensorStats:
 
 def _read_number(value: object) -> float | int:
     if isinstance(value, str):
-        return _NOT_FINITE[value]
+        return _named(_NOT_FINITE, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is no number")
     return value
 
 
+_DTYPES = {short_name(dtype): dtype for dtype in READABLE_DTYPES}
 _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
@@ -269,6 +269,12 @@ def read_report(report: Mapping[str, Any]) -> TraceReport:
         _of(str, report["text"]),
         report["verdict"],
     )
+
+
+def _named(table: Mapping[str, _Value], name: Any) -> _Value:
+    if name not in table:
+        raise ValueError(f"{name!r} is none of {', '.join(map(repr, table))}")
+    return table[name]
 
 
 def _of(kind: type, value: Any) -> Any:
