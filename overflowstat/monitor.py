@@ -209,6 +209,7 @@ class Monitor:
         self._captured_calls = 0
         self._raised_in_batch: int | None = None
         self._last_bad_batch: int | None = None
+        self._root_frames = 0
         self._told_of_silence = False
         self._counts_batches = False  # or something has ended one, or will
 
@@ -360,7 +361,7 @@ class Monitor:
         is_attached = self._attachment.is_attached
         self._attachment.detach()
         self.check()
-        if is_attached and self.total_calls == 0 and has_compiled() and not self._told_of_silence:
+        if is_attached and has_compiled() and not self._told_of_silence and self._unseen_modules():
             self._tell_of_silence()
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
         if is_attached and repeated and self._reporter.warns:
@@ -385,21 +386,29 @@ class Monitor:
             if self._gradients is not None:
                 self._gradients.before_step(optimizer)
             self._tell_of_idle_root()
-            if self.total_calls == 0 and not self._told_of_silence:
+            if not self._told_of_silence and (unseen := self._unseen_modules()):
                 used = {id(w) for group in optimizer.param_groups for w in group["params"] if w.grad is not None}
-                if any(
-                    id(weight) in used for module in self._modules.numbers for weight in module._parameters.values()
-                ):
+                if any(id(weight) in used for module in unseen for weight in module._parameters.values()):
                     self._tell_of_silence()
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._log.forget_weights()
 
+    def _unseen_modules(self) -> list[nn.Module]:
+        """Those that were never called, if that are all, or, where torch.compile is in use, all but the root: what runs
+        compiled may still call the root's hooks."""
+        if self.total_calls == 0:
+            return list(self._modules.numbers)
+        if self.total_calls == self._root_frames and has_compiled():
+            return [module for module in self._modules.numbers if module is not self.model]
+        return []
+
     def _tell_of_silence(self) -> None:
         self._told_of_silence = True
+        which = "inside" if self.total_calls else "of"
         warn_user(
-            f"no call of a module of {type(self.model).__name__} was seen: if torch.compile had compiled it before the "
-            f"monitor was attached, it runs without hooks; {WATCH_COMPILED}"
+            f"no call of a module {which} {type(self.model).__name__} was seen: if torch.compile had compiled it "
+            f"before the monitor was attached, it runs without hooks; {WATCH_COMPILED}"
         )
 
     def _tell_of_idle_root(self) -> None:
@@ -475,8 +484,10 @@ class Monitor:
                         self._end_batch()
                 return
             captured, traced = None, self._is_traced
+            calls_before = self._log.calls
             try:
                 self._log.call(0, root, args, kwargs, output)
+                self._root_frames += self._log.calls - calls_before
                 captured = self._take_captured()
             finally:
                 self._leave_root()

@@ -1,5 +1,6 @@
 """What all tests share: the two recorders, each under its own name."""
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,3 +43,12 @@ def mesh() -> Iterator[Any]:
         yield init_device_mesh("cpu", (1,))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def light_collections() -> Iterator[None]:
+    """Garbage is looked for among what is made from here on: all that was imported would take half a second each."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
