@@ -596,6 +596,7 @@ def compiler() -> Iterator[dict[str, Any]]:
     counters.clear()
 
 
+@pytest.mark.slow
 def test_a_model_that_the_trainer_compiles_is_watched(compiler: dict[str, Any], tmp_path: Path) -> None:
     model, callback = tiny(layers=1), OverflowStatCallback(recorder="native", sinks=[])
     sees = Sees(callback)
