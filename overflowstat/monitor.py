@@ -327,7 +327,8 @@ class Monitor:
             line = Line("value", tensor_stats(check_tensor("tensor", tensor)))
             frame = Frame(number, name, type(tensor).__name__, (line,), starts_batch=False)
             if self._judge_gradient(frame):
-                before = [] if self._keep in (0, 1) else self._log.kept()[1 - (self._keep or 0) :]
+                kept = self._log.kept()
+                before = kept if self._keep is None else kept[max(0, len(kept) + 1 - self._keep) :]
                 if self._reporter.raises and self._log.is_begun:
                     self._end_batch()
                 self._detect_gradient(frame, before, tensor, None, is_skipped=False)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from accelerate.state import AcceleratorState
 from hooks_of import ours_on_optimizers
 
-import overflowstat
 from overflowstat import NonFiniteError
 
+pytestmark = pytest.mark.usefixtures("no_optimizer_hooks")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "accelerate_loop.py"
-PACKAGE = Path(overflowstat.__file__).parent.parent
 
 
 @pytest.fixture
@@ -67,27 +60,18 @@ def test_a_loss_beyond_the_model_is_judged(example: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "status"), [([], 0), (["--learning-rate", "1e30"], 1)], ids=["good", "bad"])
-def test_the_example_runs_in_two_processes(options: list[str], status: int) -> None:
+def test_the_example_runs_in_two_processes(two_processes: Callable[[str], str]) -> None:
     """Each sees half of the 16 batches, of the model inside of DistributedDataParallel."""
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        pytest.skip("torch is built without gloo")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    process = subprocess.Popen(
-        [*launcher, str(EXAMPLE), *options],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        printed, errors = process.communicate(timeout=120)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started goes with it
-    assert process.returncode == status, errors
-    if status == 0:
-        assert printed.count("8 batches, 32 calls of modules, and all numbers finite") == 2
-    else:
-        assert "first in 2 (Linear), output" in printed and "NonFiniteError" in errors
+    printed = two_processes(f"""
+import runpy
+from overflowstat import NonFiniteError
+example = runpy.run_path({str(EXAMPLE)!r})
+monitor = example["train"]()
+say(monitor.batch_number, "batches", monitor.total_calls, "calls")
+try:
+    example["train"](learning_rate=1e30)
+except NonFiniteError as error:
+    say("bad in", error.batch_number, error.verdict.module)
+""")
+    assert printed.count("8 batches 32 calls\n") == 2
+    assert printed.count("bad in 2 2\n") == 2

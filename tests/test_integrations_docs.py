@@ -22,7 +22,7 @@ from overflowstat.integrations import transformers as our_transformers
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [
-    pytest.mark.usefixtures("light_collections", "as_found"),
+    pytest.mark.usefixtures("light_collections", "no_optimizer_hooks", "as_found"),
     pytest.mark.filterwarnings("ignore"),
 ]
 __all__ = ["as_found"]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from overflowstat.recorder import RecorderName
 from overflowstat.report import Report
 
 pytestmark = [
-    pytest.mark.usefixtures("light_collections"),
+    pytest.mark.usefixtures("light_collections", "no_optimizer_hooks"),
     pytest.mark.filterwarnings(
         "ignore::DeprecationWarning",
         "ignore::FutureWarning",
@@ -505,3 +505,22 @@ def test_without_the_library_it_is_told_what_is_needed(name: str, text: str, mon
     with pytest.raises(ImportError, match=text) as caught:
         importlib.import_module(f"overflowstat.integrations.{name}")
     assert caught.value.name == name
+
+
+@pytest.mark.slow
+def test_each_process_watches_its_own_model(two_processes: Callable[[str], str]) -> None:
+    """Lightning has the model's own forward call the training step then, in one more frame of a batch."""
+    printed = two_processes("""
+from test_lightning import NonFiniteError, Numbers, OverflowStatCallback, data, net, nothing_is_left, trainer
+model, sink = net(), Numbers()
+trainer(OverflowStatCallback(sinks=[sink]), strategy="ddp", devices=2).fit(model, data(16))
+say({number: " ".join(modules) for number, modules in sink.batches.items()}, nothing_is_left(model))
+try:
+    bad = net(bad_after=2)
+    trainer(OverflowStatCallback(sinks=[]), strategy="ddp", devices=2).fit(bad, data(16))
+except NonFiniteError as error:
+    say("bad in", error.batch_number, str(error).splitlines()[-1].strip(), nothing_is_left(bad))
+""")
+    each = dict.fromkeys(range(STEPS), "net.0 net.1 net.2 net  metric loss  loss")
+    assert printed.count(f"{each} True\n") == 2
+    assert printed.count("bad in 2 step        3, training True\n") == 2

@@ -39,7 +39,7 @@ from overflowstat.recorder import RecorderName
 from overflowstat.report import Report
 
 pytestmark = [
-    pytest.mark.usefixtures("light_collections"),
+    pytest.mark.usefixtures("light_collections", "no_optimizer_hooks"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
@@ -761,7 +761,6 @@ def test_leaving_the_drop_in_by_an_exception_keeps_that() -> None:
 
 IMPORTS = {
     "nothing": "",
-    "the package": "import transformers",
     "debug_utils": "import transformers.debug_utils",
     "trainer": "from transformers import Trainer",
 }
@@ -791,3 +790,23 @@ assert not hasattr(Trainer.train, "__wrapped__")
 def test_nothing_of_transformers_is_imported_by_the_package_itself() -> None:
     script = "import overflowstat, overflowstat.integrations, sys; assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(overflowstat.__file__).parent.parent)
+
+
+@pytest.mark.slow
+def test_each_process_watches_its_own_model(two_processes: Callable[[str], str]) -> None:
+    """In DistributedDataParallel."""
+    printed = two_processes("""
+import tempfile
+from pathlib import Path
+from test_trainer import MODES, NonFiniteError, OverflowStatCallback, Sees, Spoil, nothing_is_left, tiny, train
+model = tiny()
+sees = Sees(callback := OverflowStatCallback(sinks=[]))
+trainer = train(MODES[0], Path(tempfile.mkdtemp()), model, sees, callback)
+say(type(trainer.model_wrapped).__name__, sees.batches, nothing_is_left(model, trainer))
+try:
+    train(MODES[0], Path(tempfile.mkdtemp()), model, callback, Spoil(2))
+except NonFiniteError as error:
+    say("bad in", error.batch_number, str(error).splitlines()[-1].strip(), nothing_is_left(model))
+""")
+    assert printed.count("DistributedDataParallel 5 True\n") == 2
+    assert printed.count("bad in 2 step        3, training True\n") == 2
