@@ -66,12 +66,12 @@ def test_the_example_runs_in_two_processes(two_processes: Callable[[str], str]) 
 import runpy
 from overflowstat import NonFiniteError
 example = runpy.run_path({str(EXAMPLE)!r})
-monitor = example["train"]()
-say(monitor.batch_number, "batches", monitor.total_calls, "calls")
 try:
     example["train"](learning_rate=1e30)
 except NonFiniteError as error:
     say("bad in", error.batch_number, error.verdict.module)
+monitor = example["train"]()  # which ends the group in the end
+say(monitor.batch_number, "batches", monitor.total_calls, "calls")
 """)
     assert printed.count("8 batches 32 calls\n") == 2
     assert printed.count("bad in 2 2\n") == 2
