@@ -139,8 +139,8 @@ class DebugUnderflowOverflow:
     def __enter__(self) -> "DebugUnderflowOverflow":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._monitor.__exit__(kind, error, traceback)
 
 
 def get_abs_min_max(var: Tensor, ctx: str) -> str:

@@ -53,6 +53,6 @@ class MonitorWarning(UserWarning):
 def warn_user(message: str) -> None:
     """Warn at the line of the user's code that called into this package."""
     depth, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+    while frame.f_back is not None and str(frame.f_globals.get("__package__")).split(".")[0] == __package__:
         depth, frame = depth + 1, frame.f_back
     warnings.warn(message, MonitorWarning, stacklevel=depth)

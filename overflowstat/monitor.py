@@ -20,7 +20,7 @@ from .detections import Detection, Found
 from .dynamo import has_compiled, not_compiled
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
-from .frames import Frame
+from .frames import Frame, Line
 from .gradients import GradientWatch
 from .headroom import Headroom, headroom_of
 from .hooks import is_in_backward, is_watched
@@ -33,6 +33,7 @@ from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make
 from .report import OwnStyle, Report, Style
 from .reporter import ON_DETECT, OnDetect, Reporter
 from .sinks import Printer, Sink
+from .stats import tensor_stats
 from .trace_file import TraceFile
 from .validation import (
     check_batch_numbers,
@@ -44,16 +45,19 @@ from .validation import (
     check_optional_count,
     check_optional_share,
     check_positive,
+    check_tensor,
 )
 from .verdict import Verdict
 from .wholly_bad import wholly_bad_rows
 
-__all__ = ["CheckName", "Monitor", "OnDetect", "WeightsName"]
+__all__ = ["BatchEndsName", "CheckName", "Monitor", "OnDetect", "WeightsName"]
 
 CheckName = Literal["module", "batch", "step"]
 WeightsName = Literal["forward", "on_change"]
+BatchEndsName = Literal["forward", "step"]
 CHECKS = get_args(CheckName)
 WEIGHTS = get_args(WeightsName)
+BATCH_ENDS = get_args(BatchEndsName)
 
 
 class Monitor:
@@ -103,6 +107,8 @@ class Monitor:
         weights: "forward": read once a batch. "on_change": only those whose version or storage has changed, and all
             after an optimizer step; for generation, where weights would be most of what is read.
         every_n: watch one batch in so many, and those that are traced.
+        batch_ends: "forward": with each forward of `model`, and with `step()`. "step": with `step()` alone, or where
+            the forward raises; for training steps that call the model several times, or other modules after it.
         nested: see keyword inputs, as `input[name]`, and what is inside of lists, dicts, dataclasses, `ModelOutput`,
             caches of keys and values, and other structures that torch knows: `output[logits]`, `output.field`,
             `input[past].layers[3].keys`. A thousand values of each, eight levels deep; a line says what was left out.
@@ -160,6 +166,7 @@ class Monitor:
         reuse_unchanged: bool | None = None,
         weights: WeightsName = "forward",
         every_n: int = 1,
+        batch_ends: BatchEndsName = "forward",
         nested: bool = True,
         buffers: bool = False,
         gradients: bool = False,
@@ -187,6 +194,7 @@ class Monitor:
         self._reuse = check_optional_bool("reuse_unchanged", reuse_unchanged)
         self._weights = check_one_of("weights", weights, WEIGHTS)
         self._every_n = check_positive("every_n", every_n)
+        self._forward_ends_batch = check_one_of("batch_ends", batch_ends, BATCH_ENDS) == "forward"
         if policy is not None and not isinstance(policy, Policy):
             raise TypeError(f"policy={policy!r}: must be an overflowstat.Policy, not {type(policy).__name__}")
         self._style = style or OwnStyle()
@@ -211,6 +219,7 @@ class Monitor:
         self._told_on: set[int] = set()  # threads that a detection was told of, in the root's forward that they are in
         self._raised_in_batch: int | None = None
         self._last_bad_batch: int | None = None
+        self._root_frames = 0
         self._told_of_silence = False
         self._counts_batches = False  # or something has ended one, or will
 
@@ -328,6 +337,28 @@ class Monitor:
                 self._settle(wait=self._check != "step" or traced)
                 self._reporter.flush()
             self._attachment.follow_changes()
+            self._configure_batch()
+
+    def judge(self, name: str, tensor: Tensor) -> bool:
+        """Judge a tensor that no module gave, as a loss that was computed outside of the model.
+
+        It is the line `value` of a frame with this name, the last of the batch that runs, or else of the one that ended
+        last, watched or not. What is detected is told and raised as ever, once a batch. No policy allows it anything.
+
+        Returns whether it holds a NaN or an infinity. Cost: a pass over it, and on CUDA a wait for it.
+        """
+        with self._lock:
+            self._settle(wait=True)
+            number = max(0, self.batch_number - (not self._log.is_begun))
+            line = Line("value", tensor_stats(check_tensor("tensor", tensor)))
+            frame = Frame(number, name, type(tensor).__name__, (line,), starts_batch=False)
+            if self._judge_gradient(frame):
+                kept = self._log.kept()
+                before = kept if self._keep is None else kept[max(0, len(kept) + 1 - self._keep) :]
+                if self._reporter.raises and self._log.is_begun:
+                    self._end_batch()
+                self._detect_gradient(frame, before, tensor, None, is_skipped=False)
+            return line.is_bad
 
     def drill(self, *args: Any, **kwargs: Any) -> Verdict | None:
         """Run the model on a batch, judge every module as it is called, and say what makes numbers bad; None if all
@@ -364,7 +395,7 @@ class Monitor:
         finally:
             with self._lock:
                 self._reporter.close()
-        if is_attached and self.total_calls == 0 and has_compiled() and not self._told_of_silence:
+        if is_attached and has_compiled() and not self._told_of_silence and self._unseen_modules():
             self._tell_of_silence()
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
         if is_attached and repeated and self._reporter.warns:
@@ -397,21 +428,29 @@ class Monitor:
                 self._gradients.before_step(optimizer)
             self._reporter.flush()
             self._tell_of_idle_root()
-            if self.total_calls == 0 and not self._told_of_silence:
+            if not self._told_of_silence and (unseen := self._unseen_modules()):
                 used = {id(w) for group in optimizer.param_groups for w in group["params"] if w.grad is not None}
-                if any(
-                    id(weight) in used for module in self._modules.numbers for weight in module._parameters.values()
-                ):
+                if any(id(weight) in used for module in unseen for weight in module._parameters.values()):
                     self._tell_of_silence()
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         self.forget_weights()
 
+    def _unseen_modules(self) -> list[nn.Module]:
+        """Those that were never called, if that are all, or, where torch.compile is in use, all but the root: what runs
+        compiled may still call the root's hooks."""
+        if self.total_calls == 0:
+            return list(self._modules.numbers)
+        if self.total_calls == self._root_frames and has_compiled():
+            return [module for module in self._modules.numbers if module is not self.model]
+        return []
+
     def _tell_of_silence(self) -> None:
         self._told_of_silence = True
+        which = "inside" if self.total_calls else "of"
         warn_user(
-            f"no call of a module of {type(self.model).__name__} was seen: if torch.compile had compiled it before the "
-            f"monitor was attached, it runs without hooks; {WATCH_COMPILED}"
+            f"no call of a module {which} {type(self.model).__name__} was seen: if torch.compile had compiled it "
+            f"before the monitor was attached, it runs without hooks; {WATCH_COMPILED}"
         )
 
     def _tell_of_idle_root(self) -> None:
@@ -489,13 +528,16 @@ class Monitor:
                         self._told_on.discard(threading.get_ident())
                 return
             captured, traced = None, self._is_traced
+            calls_before = self._log.calls
             try:
                 self._log.call(0, root, args, kwargs, output)
+                self._root_frames += self._log.calls - calls_before
                 captured = self._take_captured()
             finally:
                 self._leave_root()
                 if captured is None:
-                    self._end_batch()
+                    if self._forward_ends_batch:
+                        self._end_batch()
                 else:  # nothing has run, so that no batch has ended
                     captured.has_root = captured.is_complete = True
                     self._start_batch()
@@ -639,7 +681,7 @@ class Monitor:
         return bool(frame.bad_lines) and not traced and frame.batch_number != self._raised_in_batch
 
     def _detect_gradient(
-        self, bad: Frame, before: list[Frame], tensor: Tensor | None, verdict: Verdict, is_skipped: bool
+        self, bad: Frame, before: list[Frame], tensor: Tensor | None, verdict: Verdict | None, is_skipped: bool
     ) -> None:
         frames = () if self._keep == 0 else (*before, bad)
         rows = None if tensor is None else wholly_bad_rows(tensor)

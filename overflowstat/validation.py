@@ -15,7 +15,9 @@ __all__ = [
     "check_module",
     "check_one_of",
     "check_optional_count",
+    "check_optional_positive",
     "check_optional_share",
+    "check_positive",
     "check_tensor",
 ]
 
@@ -56,6 +58,10 @@ def check_positive(name: str, value: object) -> int:
     if number == 0:
         raise ValueError(f"{name}={value!r}: must be 1 or more")
     return number
+
+
+def check_optional_positive(name: str, value: object) -> int | None:
+    return None if value is None else check_positive(name, value)
 
 
 def check_optional_share(name: str, value: object) -> float | None:

@@ -1,12 +1,20 @@
 """What all tests share: the two recorders, each under its own name."""
 
-from collections.abc import Iterator
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import optimizer
 
 from overflowstat import native
 from overflowstat.recorder import Recorder, RecorderName, make_recorder
@@ -42,3 +50,55 @@ def mesh() -> Iterator[Any]:
         yield init_device_mesh("cpu", (1,))
     finally:
         dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def light_collections() -> Iterator[None]:
+    """Garbage is looked for among what is made from here on: all that was imported would take half a second each."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def no_optimizer_hooks() -> Iterator[None]:
+    """Of those that torch calls for every optimizer: monitors that other tests have left attached keep theirs."""
+    kept: tuple[Any, ...] = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
+    before = [dict(hooks) for hooks in kept]
+    for hooks in kept:
+        hooks.clear()
+    yield
+    for hooks, there in zip(kept, before, strict=True):
+        hooks.update(there)
+
+
+@pytest.fixture
+def two_processes(tmp_path: Path) -> Callable[[str], str]:
+    """Runs a script in two processes of one group, on the CPU, and gives what both print: whole lines by its `say`."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("torch is built without gloo")
+
+    def run(script: str) -> str:
+        file, tests = tmp_path / "script.py", Path(__file__).parent
+        file.write_text(
+            f"import os\ndef say(*what):\n    os.write(1, (' '.join(map(str, what)) + '\\n').encode())\n{script}"
+        )
+        threads = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(file)],
+            env={**os.environ, **threads, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            printed, errors = process.communicate(timeout=150)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+        assert process.returncode == 0, errors
+        return printed
+
+    return run

@@ -136,6 +136,48 @@ def test_a_model_whose_compiled_double_ran_before_is_told_when_nothing_was_seen(
         monitor.remove()
 
 
+class Users(nn.Module):
+    """A class of one's own, whose hooks the compiled double calls as those of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make()
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.net(x)
+        return output
+
+
+@pytest.mark.parametrize("how", ["at an optimizer's step", "when it is removed"])
+def test_a_model_of_whose_compiled_double_only_the_root_is_seen_is_told(recorder_name: RecorderName, how: str) -> None:
+    model = Users()
+    run = compiled(model)
+    run(X)
+    monitor = Monitor(model, recorder=recorder_name, sinks=[])
+    run(X).sum().backward()  # type: ignore[no-untyped-call]
+    assert monitor.total_calls == 1, "the root alone"
+    end = torch.optim.SGD(model.parameters(), lr=0.1).step if how == "at an optimizer's step" else monitor.remove
+    with pytest.warns(MonitorWarning, match="no call of a module inside Users was seen: if torch.compile had"):
+        end()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monitor.remove()
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 3), make()])
+def test_a_model_that_is_not_compiled_is_not_told_so_where_another_one_is(
+    recorder_name: RecorderName, model: nn.Module
+) -> None:
+    """Also where the root is all there is."""
+    compiled(make())(X)
+    monitor = Monitor(model, recorder=recorder_name, sinks=[])
+    model(X).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        monitor.remove()
+
+
 def test_it_is_told_at_the_first_optimizer_step_and_once(recorder_name: RecorderName, sink: Keeps) -> None:
     model = make()
     run = compiled(model)
