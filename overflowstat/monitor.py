@@ -134,8 +134,9 @@ class Monitor:
         detail: also count zeros and subnormals and find the smallest magnitude that is not 0, in the same pass, and
             show them at the end of a line, as "(50 % zero, 12 % subnormal, smallest 5.96e-08)"; and warn, once for each
             place, where half or more of what is not zero is subnormal in its dtype, so that the tensor underflows as a
-            whole. Not of lines for which the policy allows anything. Costs more where zeros or subnormals are many. A
-            recorder of your own needs a method detailed().
+            whole; of gradients, too. Not of lines for which the policy allows anything. In host memory it costs nothing
+            where all is normal, and up to as much again where zeros or subnormals are many. A recorder of
+            your own needs a method detailed().
         style: how things are worded.
         sinks: where frames and reports go; by default they are printed. One that has an attribute `every_frame` which
             is true is given all frames, others those that are traced or bad.

@@ -117,7 +117,8 @@ std::shared_ptr<Reading>* recorder_launch(Recorder* recorder, const Tensor* tens
   std::vector<overflowstat::cuda::Source> sources;
   for (long i = 0; i < count; ++i) {
     layouts.push_back(overflowstat::make_layout(tensors[i].sizes, tensors[i].strides, tensors[i].rank));
-    entries.push_back({static_cast<Format>(tensors[i].format), layouts.back().repeat, false, StatsRow{}, "", std::nullopt});
+    entries.push_back(
+        {static_cast<Format>(tensors[i].format), layouts.back().repeat, false, StatsRow{}, "", std::nullopt});
   }
   for (long i = 0; i < count; ++i) {
     sources.push_back({tensors[i].data, static_cast<c10::DeviceIndex>(tensors[i].device), entries[i].format,
@@ -136,8 +137,8 @@ std::shared_ptr<Reading>* recorder_launch(Recorder* recorder, const Tensor* tens
 void reading_delete(std::shared_ptr<Reading>* reading) { delete reading; }
 int reading_ready(std::shared_ptr<Reading>* reading) { return (*reading)->ready(); }
 
-// All of `count`, or one entry after the other; `details` may be null. The text has a line for each row: why it is missing, or nothing. Null,
-// with another text, if it throws.
+// All of `count`, or one entry after the other; `details` may be null. The text has a line for each row: why it is
+// missing, or nothing. Null, with another text, if it throws.
 const char* reading_rows(std::shared_ptr<Reading>* reading, double limit, StatsRow* rows, Detail* details, long count,
                          int one_by_one) {
   std::vector<Reading::Entry> entries;

@@ -67,7 +67,8 @@ void launch_and_hand_on(overflowstat::cuda::Recorder& recorder, int device, int6
   c10::cuda::setCurrentCUDAStream({static_cast<int8_t>(device), stream});
   for (int round = 0; round < kRounds; ++round) {
     const List short_list(2 + round % 3, 1.0f + stream), long_list(70, 2.0f + round + stream);
-    const auto first = short_list.launch(recorder, device), second = long_list.launch(recorder, device, /*detail=*/true);
+    const auto first = short_list.launch(recorder, device),
+               second = long_list.launch(recorder, device, /*detail=*/true);
     std::thread reader([&] {
       while (!first->ready()) std::this_thread::yield();
       short_list.check(*first);

@@ -84,14 +84,17 @@ class Rows {
     return std::count(std::begin(words), std::end(words), kUntouched) == 0;
   }
 
-  // At each fence there must be one more row written, whole, and not one more stamped. Each look is at all rows, which
-  // for a long list would take longer than the rest.
+  // At each fence there must be one more row written, whole, and not one more stamped; and where a tensor has several
+  // slots, none is stamped before the one after it. Each look is at all rows, which for a long list would take longer
+  // than the rest.
   CUDA_ON_CPU_UNSEEN void look() {
     if (count_ > kMostLookedAt) return;
     size_t written = 0, stamped = 0;
     for (size_t i = 0; i < count_; ++i) {
       written += is_written(rows_.data()[i].row);
       stamped += rows_.data()[i].stamp == stamp_;
+      const bool is_first = detail_ && i % 2 == 0;
+      in_order_ = in_order_ && !(is_first && rows_.data()[i].stamp == stamp_ && rows_.data()[i + 1].stamp != stamp_);
     }
     in_order_ = in_order_ && stamped == fences_ && written == fences_ + 1;
     ++fences_;

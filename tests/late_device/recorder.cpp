@@ -103,7 +103,8 @@ std::shared_ptr<Reading> record(std::vector<Readable> tensors, bool detail) {
   std::vector<cpu::Tensor> memory;
   std::vector<size_t> places;
   for (Readable& tensor : tensors) {
-    entries.push_back({tensor.memory.format, tensor.memory.layout.repeat, tensor.negated, StatsRow{}, "", std::nullopt});
+    entries.push_back(
+        {tensor.memory.format, tensor.memory.layout.repeat, tensor.negated, StatsRow{}, "", std::nullopt});
     places.push_back(places.size());
     memory.push_back(std::move(tensor.memory));
   }
