@@ -202,25 +202,37 @@ struct Accumulator {
 // help where zeros are many, since then nearly every batch has to be counted, and would double what there is to
 // compile.
 struct DetailedAccumulator {
-  StatsRow row;  // its minimum is over the elements that are not zero
-  unsigned long long zero_count = 0, subnormal_count = 0;
+  uint64_t smallest = StatsRow{}.abs_min, largest = 0;  // of the keys that are not zero; of the finite ones
+  uint32_t zero_count = 0, subnormal_count = 0;  // a thread meets fewer than 2**32 elements: they are dealt out to all
+  Partial& rare;
+
+  __device__ __forceinline__ DetailedAccumulator() : rare(rare_partial()) { rare = Partial{}; }
 
   template <class F>
   __device__ __forceinline__ void take(typename F::Element element, uint64_t index) {
-    const uint64_t key = key_of<F>(element);
+    const uint64_t key = F::key(element);
     zero_count += is_zero<F>(key);
     subnormal_count += is_below_normal<F>(key) && !is_zero<F>(key);
-    if (!is_zero<F>(key) && (F::kIsInteger || key < F::kFirstNan)) row.abs_min = smaller(row.abs_min, key);
+    if (!is_zero<F>(key) && (F::kIsInteger || key < F::kFirstNan)) smallest = smaller(smallest, key);
     if constexpr (F::kIsInteger) {
-      row.finite_abs_max = larger(row.finite_abs_max, key);
+      largest = larger(largest, key);
     } else if (key < F::kFirstNonFinite) {
-      row.finite_abs_max = larger(row.finite_abs_max, key);
+      largest = larger(largest, key);
     } else {
+      StatsRow row;
       count_non_finite<F>(row, element, index);
+      combine(rare, to_partial(row));
     }
   }
 
-  __device__ __forceinline__ DetailedPartial partial() const { return {to_partial(row), zero_count, subnormal_count}; }
+  __device__ __forceinline__ DetailedPartial partial() const {
+    StatsRow row;
+    row.abs_min = smallest;
+    row.finite_abs_max = largest;
+    DetailedPartial both{rare, zero_count, subnormal_count};
+    combine(static_cast<Partial&>(both), to_partial(row));
+    return both;
+  }
 };
 
 template <class F, class Source>
