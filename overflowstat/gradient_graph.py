@@ -6,14 +6,17 @@ What is known of a node is kept in its own `metadata`, where it goes when the no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["GradientGraph", "Place", "Tap", "Use"]
+from .gradient_cause import SUM
+
+__all__ = ["ACCUMULATE", "GradientGraph", "Place", "Tap", "Use"]
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 # They pass on numbers as they are.
@@ -41,7 +44,7 @@ class Use(NamedTuple):
     """In whose own forward they were made."""
     of: Tap
     """The other one."""
-    operations: tuple[str, ...]
+    operations: frozenset[str]
     """Those of `of` that lie before it, these included that lead elsewhere."""
 
 
@@ -76,23 +79,29 @@ class GradientGraph:
     Args:
         on_gradients: called with taps and gradients by a node before it runs, from `register_prehook`: in place of
             hooks on tensors, since the node is that of the very version that a module gave, whatever is written later.
-        on_node: called with a module's name, a node's name, the traceback of its forward, and the gradients that it
-            makes and those that it got; only where anomaly mode is on.
+        on_node: called with a module's name, the traceback of a node's forward, and the gradients that the node made
+            and those that it got, when it has run; only where anomaly mode is on.
     """
 
     def __init__(
         self,
         on_gradients: Callable[[dict[int, Tap], tuple[Tensor | None, ...]], None],
-        on_node: Callable[[str, str, list[str], Any, Any], None],
+        on_node: Callable[[str, list[str], Any, Any], None],
     ) -> None:
         self._key = f"overflowstat-{next(_keys)}"
         self._on_gradients = on_gradients
         self._on_node = on_node
-        self._users: dict[int, set[str]] = {}
+        self._users: dict[int, tuple[weakref.ref[Tensor], dict[str, frozenset[str]]]] = {}  # of leaves, by their id
 
-    def users(self, weight: Tensor) -> set[str]:
-        """The modules in whose own forward a leaf was used."""
-        return self._users.get(id(weight), set())
+    def users(self, weight: Tensor) -> Mapping[str, frozenset[str]]:
+        """The modules in whose own forward a leaf was used, with the operations there in all batches."""
+        found = self._users.get(id(weight))
+        return found[1] if found is not None and found[0]() is weight else {}
+
+    def tap_at(self, node: Any, number: int) -> Tap | None:
+        """The tensor that is an output of a node."""
+        known: _Known | None = node.metadata.get(self._key)
+        return None if known is None else known.taps.get(number)
 
     def add_call(
         self,
@@ -146,10 +155,14 @@ class GradientGraph:
         """From a tap down to those next to it. Each node is met once, or once for each tap that leads to it."""
         nodes = [start]
         met = {start}
+        names = set()
         reached: list[Tap] = []
+        leaves: list[Tensor] = []
         while nodes:
             node = nodes.pop()
             known = self._known(node)
+            if (name := node.name()) not in HARMLESS:
+                names.add(name)
             if module not in known.walked_by and torch.is_anomaly_enabled():
                 self._hook_node(module, node)
             known.walked_by.add(module)
@@ -157,18 +170,28 @@ class GradientGraph:
                 if following is None or (following, number) in stops:
                     continue
                 if following.name() == ACCUMULATE:
-                    self._users.setdefault(id(following.variable), set()).add(module)
-                    continue
-                if (found := self._known(following).taps.get(number)) is not None:
+                    leaves.append(following.variable)
+                elif (found := self._known(following).taps.get(number)) is not None:
                     reached.append(found)
                 elif following not in met:
                     met.add(following)
                     nodes.append(following)
-        operations = tuple(sorted({node.name() for node in met} - HARMLESS))
+                else:
+                    names.add(SUM)
+        operations = frozenset(names)
         for found in reached:
             found.uses.append(Use(module, tap, operations))
+        for leaf in leaves:
+            self._use(leaf, module, operations)
+
+    def _use(self, leaf: Tensor, module: str, operations: frozenset[str]) -> None:
+        key = id(leaf)
+        found = self._users.get(key)
+        if found is None or found[0]() is not leaf:
+            users = self._users
+            found = users[key] = weakref.ref(leaf, lambda _: users.pop(key, None)), {}
+        found[1][module] = found[1].get(module, operations) | operations
 
     def _hook_node(self, module: str, node: Any) -> None:
-        name, on_node = node.name(), self._on_node
-        traceback = node.metadata.get("traceback_", [])
-        node.register_hook(lambda made, got: on_node(module, name, traceback, made, got))
+        on_node, traceback = self._on_node, node.metadata.get("traceback_", [])
+        node.register_hook(lambda made, got: on_node(module, traceback, made, got))

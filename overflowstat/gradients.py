@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,18 +17,18 @@ from .dynamo import not_compiled
 from .frame_log import SHOWN, rules_of
 from .frames import Frame
 from .grad_scaler import scaler_in_use, seems_scaled
+from .gradient_births import GradientBirth, GradientBirths
 from .gradient_graph import GradientGraph, Place, Tap
+from .gradient_verdict import BadGradient, GradientVerdicts
 from .hooks import ForwardHook, is_in_backward
-from .measurement import Measurement, measure
 from .measurement import Place as Found
+from .measurement import measure
 from .modules import ModuleTree
 from .pending import PendingFrame, PendingLine
 from .policy import Policy, Rule
 from .recorder import Recorder
-from .stats import TensorStats
 from .unchanged import Unchanged
-from .verdict import Kind, Verdict
-from .wording import module_text
+from .verdict import Verdict
 
 __all__ = ["GradientJudge", "GradientWatch"]
 
@@ -72,8 +71,9 @@ class _Backward:
     queue: deque[tuple[PendingFrame, list[Tap]]] = field(default_factory=deque)
     read: dict[Tap, tuple[PendingFrame, int]] = field(default_factory=dict)
     """With the line of the frame."""
-    nodes: list[tuple[str, str, list[str], Measurement, int]] = field(default_factory=list)
-    """In anomaly mode: module, node, traceback, what it made and got, how many it made; until one is found."""
+    births: GradientBirths | None = None
+    """In anomaly mode."""
+    born: dict[Tap, GradientBirth] = field(default_factory=dict)
     has_ended: bool = False
     is_over: bool = False
     """Something was detected: what follows worked on bad numbers."""
@@ -104,10 +104,12 @@ class GradientWatch:
         self._recorder = recorder
         self._policy = policy
         self._lock = lock
-        self._names: dict[int, tuple[str, Callable[[str], Rule] | None]] = {}
+        self._names: dict[int, str] = {}
+        self._finders: dict[int, Callable[[str], Rule] | None] = {}
         self._callers: dict[int, str | None] = {}
         self._rules: dict[tuple[int, str], Rule] = {}
         self._graph = GradientGraph(_weakly(self, "_reached"), _weakly(self, "_ran"))
+        self._verdicts = GradientVerdicts(modules, self._names, self._graph, self._rule)
         self._backwards: dict[int, _Backward] = {}  # by the number that autograd gives to it
         self._kept: deque[PendingFrame] = deque(maxlen=keep)
         self._known = Unchanged()
@@ -117,7 +119,8 @@ class GradientWatch:
         self.tensors = self.bytes_read = 0
 
     def add_module(self, number: int, name: str, module: nn.Module) -> None:
-        self._names[number] = name, rules_of(self._policy, name, module)
+        self._names[number] = name
+        self._finders[number] = rules_of(self._policy, name, module)
         self._callers[number] = "" if (around := self._module_around(name)) is None and name else around
 
     def hook(self, number: int, module: nn.Module) -> ForwardHook:
@@ -125,7 +128,7 @@ class GradientWatch:
 
     def _rule(self, number: int, label: str) -> Rule:
         if (number, label) not in self._rules:
-            find = self._names[number][1]
+            find = self._finders[number]
             self._rules[number, label] = SHOWN if find is None else find(label)
         return self._rules[number, label]
 
@@ -147,7 +150,7 @@ class GradientWatch:
         with self._lock:
             batch_number = judge._gradient_batch(has_run=is_in_backward())
             if batch_number is not None:
-                name = self._names[number][0]
+                name = self._names[number]
                 shown = [
                     [
                         (Place(number, name, type(module).__name__, f"grad {label}"), value)
@@ -184,6 +187,8 @@ class GradientWatch:
                     labels = [line.label for line in frame.lines]
                     line = next(i for i, label in enumerate(labels) if label.startswith(tap.place.label))
                     backward.read[tap] = frame, line
+                    if backward.births is not None and (birth := self._birth(backward.births, taps, tap)):
+                        backward.born[tap] = birth
                 backward.queue.append((frame, [tap for tap, _ in group]))
             try:
                 self._settle(backward, at_end=False)
@@ -277,7 +282,7 @@ class GradientWatch:
                 if gradient is not None and self._known.find(gradient) is None:
                     own.append((f"grad {name}", gradient))
             if own:
-                groups.append((number, self._names[number][0], type(module).__name__, own))
+                groups.append((number, self._names[number], type(module).__name__, own))
         order = {tap.place.number: i for i, tap in reversed(list(enumerate(backward.read)))}
         groups.sort(key=lambda group: (order.get(group[0], len(order)), -group[0]))
         for frame in self._read(backward.batch_number, groups, remember=True):
@@ -347,7 +352,7 @@ class GradientWatch:
         first = frame.lines.index(frame.bad_lines[0])
         content = pending.lines[first].content
         tensor = content.measurement.tensor(content.position) if isinstance(content, Found) else None
-        verdict = self._verdict(backward, frame, first, taps)
+        verdict = self._verdicts.verdict(self._bad(backward, frame, first, taps))
         scaler = scaler_in_use() if backward.seems_scaled else None
         if scaler is not None:
             self._promised = (
@@ -360,118 +365,43 @@ class GradientWatch:
         self._kept.clear()
         judge._detect_gradient(frame, before, tensor, verdict, is_skipped=scaler is not None)
 
-    def _verdict(self, backward: _Backward, frame: Frame, first: int, taps: list[Tap]) -> Verdict:
+    def _bad(self, backward: _Backward, frame: Frame, first: int, taps: list[Tap]) -> BadGradient:
         line = frame.lines[first]
-        kinds = _kinds(line.content)
-        here = module_text(frame.module, frame.class_name)
-        operation, source = None, None
-        is_outside = False
         tap = next((tap for tap in reversed(taps) if backward.read[tap][1] <= first), None)
         if tap is not None:
-            what = f"the one that reached {here} as {line.label} is {kinds}"
-            uses = [use for use in tap.uses if use.of in backward.read]
-            makers = {use.module for use in uses} | tap.also_used_by
-            is_outside = tap.leaves
-            clean = [self._content(backward, use.of) for use in uses]
-            operations = {name for use in uses for name in use.operations}
-            if len(operations) == 1 and not tap.also_used_by and not is_outside:
-                operation = operations.pop()
-        else:
-            name = line.label.removeprefix("grad ").split(".")[0]
-            found = (m._parameters.get(name) for m in self._modules.numbers if self._name_of(m) == frame.module)
-            weight = next(found, None)
-            makers = set() if weight is None else set(self._graph.users(weight))
-            what = f"that of its {line.label.removeprefix('grad ')} is {kinds}"
-            clean = [
-                self._content(backward, each)
-                for each in backward.read
-                if each.place.name in makers and each.place.label.startswith("grad output")
-            ]
-        node = self._first_bad_node(backward)
-        if node is not None:
-            maker, operation, source = node
-            makers, is_outside = {maker}, False
-        produced = len(makers) == 1 and not is_outside and all(map(_is_finite, clean))
-        if produced:
-            maker = next(iter(makers))
-            largest = [content.abs_max for content in clean if isinstance(content, TensorStats) and content.numel]
-            between = ", in its own forward between its children" if self._has_children(maker) else ""
-            finite = f" (up to {max(largest):.3g})" if largest else ""
-            text = f"made in the backward of {module_text(maker)}{between}: "
-            text += f"the gradients that reached it are finite{finite}, {what}"
-            if operation is not None:
-                text += f"\nby {operation}" + ("" if source is None else f", of {source}")
-            class_name = next((type(m).__name__ for m in self._modules.numbers if self._name_of(m) == maker), "")
-            return Verdict(
-                frame.batch_number, maker, class_name, line.label, True, "unknown", operation, source, text=text
-            )
-        kind: Kind = "unknown"
-        if is_outside and not makers:
-            kind = "bad-input"
-            text = f"it came so to the model, from the loss or what else follows: {what}"
-        elif makers:
-            names = sorted(map(module_text, makers)) + ["what follows the model"] * is_outside
-            text = f"made in the backward of one of {', '.join(names)}: {what}"
-        else:
-            text = f"made outside of the modules that are watched: {what}"
-        return Verdict(frame.batch_number, frame.module, frame.class_name, line.label, False, kind, text=text)
+            return BadGradient(frame, line, tap, None, False, backward.read, backward.born.get(tap))
+        name = line.label.removeprefix("grad ").split(".")[0]
+        modules = self._modules.numbers.items()
+        weight = next((m._parameters.get(name) for m, number in modules if self._names[number] == frame.module), None)
+        birth = None if backward.births is None or weight is None else backward.births.of_leaf(weight)
+        return BadGradient(frame, line, None, weight, False, backward.read, birth)
 
-    def _name_of(self, module: nn.Module) -> str:
-        return self._names[self._modules.numbers[module]][0]
-
-    def _has_children(self, name: str) -> bool:
-        return any(each != name and each.startswith(f"{name}." if name else "") for each, _ in self._names.values())
-
-    def _content(self, backward: _Backward, tap: Tap) -> TensorStats | str:
-        frame, line = backward.read[tap]
-        return frame.lines[line].arrived().content
+    def _birth(self, births: GradientBirths, taps: dict[int, Tap], tap: Tap) -> GradientBirth | None:
+        """In the hook of the node that it has come to."""
+        number = next(number for number, each in taps.items() if each is tap)
+        return births.of(torch._C._current_autograd_node(), number)
 
     @not_compiled
-    def _ran(self, module: str, node: str, traceback: list[str], made: Any, got: Any) -> None:
+    def _ran(self, module: str, traceback: list[str], made: Sequence[Any], got: Sequence[Any]) -> None:
         """In anomaly mode, a node."""
         if not self.is_on or self._recorder.capture() is not None:
             return
         with self._lock:
             backward = self._backwards.get(torch._C._current_graph_task_id())
-            if backward is None or backward.is_over or not self.is_on:
+            if backward is None or backward.is_over:
                 return
-            tensors = [[tensor for tensor in group if capture.is_tensor(tensor)] for group in (made, got)]
-            measurement = measure(self._recorder, tensors[0] + tensors[1])
-            if not measurement.ready() or any(measurement.non_finite(i) for i in range(measurement.count)):
-                backward.nodes.append((module, node, traceback, measurement, len(tensors[0])))
+            if backward.births is None:
+                root = self._modules.root
+                backward.births = GradientBirths(self._recorder, root, self._is_finite)
+            backward.births.follow(module, traceback, made, got)
 
-    def _first_bad_node(self, backward: _Backward) -> tuple[str, str, str | None] | None:
-        """The module, the name and the line of the first that made bad gradients of finite ones."""
-        for module, node, traceback, measurement, count in backward.nodes:
-            is_bad = [bool(measurement.non_finite(i)) for i in range(measurement.count)]
-            if any(is_bad[:count]):
-                return None if any(is_bad[count:]) else (module, node, _source(traceback))
-        return None
+    def _is_finite(self, node: Any, number: int) -> bool:
+        tap = self._graph.tap_at(node, number)
+        return tap is not None and self._verdicts.is_known_finite(tap)
 
 
 def _with_advice(verdict: Verdict, advice: str) -> Verdict:
     return replace(verdict, advice=advice, text=f"{verdict.text}\n{advice}")
-
-
-def _kinds(content: TensorStats | str) -> str:
-    assert isinstance(content, TensorStats)
-    return " and ".join(kind for kind, there in (("nan", content.has_nan), ("inf", content.has_inf)) if there)
-
-
-def _is_finite(content: TensorStats | str) -> bool:
-    return not isinstance(content, TensorStats) or not content.is_bad
-
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-
-
-def _source(traceback: list[str]) -> str | None:
-    """The last line that is not torch's, of texts as `traceback.format_stack` makes them."""
-    for text in reversed(traceback):
-        parts = text.split('"', 2)
-        if len(parts) == 3 and not parts[1].startswith(_TORCH):
-            return f"{os.path.basename(parts[1])}:{parts[2].split(',')[1].replace('line', '').strip()}"
-    return None
 
 
 def _weakly(owner: object, method: str) -> Callable[..., None]:

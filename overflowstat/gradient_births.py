@@ -1,0 +1,208 @@
+"""In anomaly mode, the nodes of a backward, each looked at: where gradients went bad, and which others have that.
+
+A node is known by its own `metadata`, where what comes to it is noted until it runs. No node is kept, and no gradient.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+from . import capture
+from .bad_tensors import first_bad_tensor, kinds_in
+from .cause import Cause
+from .gradient_cause import cause_of_one
+from .gradient_graph import ACCUMULATE
+from .kept_tensors import KeptTensors
+from .measurement import Measurement, measure
+from .operations import Birth, Operations
+from .recorder import Recorder
+from .row import NonFinite
+from .stats import TensorStats
+from .verdict import Operand
+
+__all__ = ["GradientBirth", "GradientBirths"]
+
+# Those that torch generates, which do nothing but compute; user code, collectives and checkpoints have others.
+_COMPUTES_ONLY = re.compile(r"[A-Za-z0-9]+Backward\d+|CopySlices")
+_keys = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class GradientBirth:
+    """A node that made bad gradients of finite ones."""
+
+    module: str
+    """In whose own forward the node was made."""
+    operation: str
+    """The node's name."""
+    source: str | None
+    """The line that made it."""
+    cause: Cause
+    inside: str | None
+    """The operation of aten in it that gave the first bad number, if that is known."""
+    operands: tuple[Operand, ...]
+    """Of that."""
+    task: int
+    """Of the backward, which may be one inside of another."""
+
+
+class GradientBirths:
+    """Of one backward, with those that run inside of it.
+
+    Args:
+        recorder: reads what nodes make and get.
+        model: the root.
+        is_finite: whether the forward is known to have given finite numbers for an output of a node.
+    """
+
+    def __init__(self, recorder: Recorder, model: nn.Module, is_finite: Callable[[Any, int], bool]) -> None:
+        self._key = f"overflowstat-births-{next(_keys)}"
+        self._recorder = recorder
+        self._model = model
+        self._is_finite = is_finite
+        self._of_leaves: dict[int, GradientBirth | None] = {}
+        self.any = False
+
+    def of(self, node: Any, number: int) -> GradientBirth | None:
+        """Of the bad gradient that has come to an output of a node which has not run yet; None if that is not known."""
+        found: GradientBirth | None = node.metadata.get(self._key, {}).get(number)
+        return found
+
+    def of_leaf(self, leaf: Tensor) -> GradientBirth | None:
+        return self._of_leaves.get(id(leaf))
+
+    def follow(self, module: str, traceback: list[str], made: Sequence[Any], got: Sequence[Any]) -> None:
+        """The node that has just run, while it still has what the forward saved for it.
+
+        Cost: a pass over its gradients, and a wait for them. Where it made bad ones of finite ones it runs once more.
+        """
+        node: Any = torch._C._current_autograd_node()
+        came: dict[int, GradientBirth | None] = node.metadata.pop(self._key, {})
+        count = len(made)
+        measurement, positions = self._measure([*made, *got])
+        bad = {i for i, position in positions.items() if measurement.non_finite(position)}
+        if not any(i < count for i in bad):
+            return
+        if all(i < count for i in bad):
+            contents = {i: measurement.content(position) for i, position in positions.items()}
+            birth = self._nested() if isinstance(node, BackwardCFunction) else None
+            birth = birth or self._birth(node, module, traceback, count, contents, got)
+        else:
+            birth = next((came[i - count] for i in sorted(bad) if came.get(i - count) is not None), None)
+        self.any = True
+        for i, (following, number) in enumerate(node.next_functions):
+            if i not in bad or following is None:
+                continue
+            if following.name() == ACCUMULATE:
+                self._of_leaves.setdefault(id(following.variable), birth)
+            else:
+                following.metadata.setdefault(self._key, {}).setdefault(number, birth)
+
+    def _measure(self, gradients: Sequence[Any]) -> tuple[Measurement, dict[int, int]]:
+        positions: dict[int, int] = {}
+        parts: list[Tensor] = []
+        for i, gradient in enumerate(gradients):
+            if capture.is_tensor(gradient):
+                positions[i] = len(parts)
+                parts.append(gradient)
+        return measure(self._recorder, parts), positions
+
+    def _nested(self) -> GradientBirth | None:
+        """What a backward inside of this one has made, whose gradients the node of a reentrant checkpoint gives on.
+
+        None where that is not one and the same for all that is no weight.
+        """
+        task, weights = torch._C._current_graph_task_id(), set(map(id, self._model.parameters()))
+        births = {birth for leaf, birth in self._of_leaves.items() if leaf not in weights}
+        only = births.pop() if len(births) == 1 else None
+        return None if only is None or only.task == task else only
+
+    def _birth(
+        self,
+        node: Any,
+        module: str,
+        traceback: list[str],
+        count: int,
+        contents: dict[int, TensorStats | str],
+        got: Sequence[Any],
+    ) -> GradientBirth:
+        inside = self._inside(node, got)
+        cause = Cause("unknown", "") if inside is None else inside.cause
+        if inside is None:
+            cause = self._cause(node, count, contents) or cause
+        return GradientBirth(
+            module,
+            node.name(),
+            _source(traceback),
+            cause,
+            None if inside is None else inside.operation,
+            () if inside is None else inside.operands,
+            torch._C._current_graph_task_id(),
+        )
+
+    def _inside(self, node: Any, got: Sequence[Any]) -> Birth | None:
+        """The operation that does it, by running a node once more on what it got."""
+        if isinstance(node, BackwardCFunction) or not _COMPUTES_ONLY.fullmatch(node.name()):
+            return None
+        kept = KeptTensors()
+        operations = Operations(self._recorder, self._model, kept)
+        try:
+            with torch.no_grad(), operations:
+                made = node(*got)
+            bad = first_bad_tensor(self._recorder, made)
+            return None if bad is None else operations.birth_of(bad)
+        except Exception:  # of checkpoints, which give what was saved only once
+            return None
+        finally:
+            kept.put_back()
+
+    def _cause(self, node: Any, count: int, contents: dict[int, TensorStats | str]) -> Cause | None:
+        """Where nothing in the node has made it: it was in what the forward had saved, or it cannot be run again."""
+        name = node.name()
+        saved = _bad_saved(self._recorder, node)
+        if saved:
+            following, number = node.next_functions[0]
+            is_root = name == "SqrtBackward0" and NonFinite.NAN in saved.get("result", NonFinite.POSINF)
+            if is_root and following is not None and self._is_finite(following, number):
+                return Cause("domain", "sqrt has values from 0 on; of nan it gives nan, also where the gradient is 0")
+            return Cause("unknown", f"the forward has saved for it what is not finite: {', '.join(saved)}")
+        all_got = [content for i, content in contents.items() if i >= count and isinstance(content, TensorStats)]
+        all_made = [content for i, content in contents.items() if i < count and isinstance(content, TensorStats)]
+        bad = [content for content in all_made if content.is_bad]
+        return cause_of_one({name}, all_got[0], bad[0], False, False) if len(all_got) == 1 and bad else None
+
+
+def _bad_saved(recorder: Recorder, node: Any) -> dict[str, NonFinite]:
+    """What the forward saved for a node that is not finite, by its name."""
+    found = {}
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            try:
+                value = getattr(node, name)
+                kinds = kinds_in(recorder, value) if capture.is_tensor(value) else None
+            except Exception:  # it is not to be had twice
+                continue
+            if kinds:
+                found[name.removeprefix("_saved_")] = kinds
+    return found
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def _source(traceback: list[str]) -> str | None:
+    """The last line that is not torch's, of texts as `traceback.format_stack` makes them."""
+    for text in reversed(traceback):
+        parts = text.split('"', 2)
+        if len(parts) == 3 and not parts[1].startswith(_TORCH):
+            return f"{os.path.basename(parts[1])}:{parts[2].split(',')[1].replace('line', '').strip()}"
+    return None

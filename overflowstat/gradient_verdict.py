@@ -1,0 +1,206 @@
+"""What is said of a bad gradient: whose backward made it, by which operation, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .frames import Frame, Line
+from .gradient_births import GradientBirth
+from .gradient_cause import SUM, advise_gradient, cause_of_one, only_operation
+from .gradient_graph import GradientGraph, Tap
+from .modules import ModuleTree
+from .pending import PendingFrame
+from .policy import Rule
+from .stats import TensorStats
+from .verdict import Kind, Operand, Verdict
+from .wording import module_text, short_name
+
+__all__ = ["BadGradient", "GradientVerdicts"]
+
+Rules = Callable[[int, str], Rule]
+
+# Lines of the forward that are read whatever the monitor is asked to see.
+_READ_IN_ANY_CASE = re.compile(r"output(\[\d+\])?|input\[\d+\]")
+_ANOMALY_MODE = "torch.autograd.set_detect_anomaly(True, check_nan=False) around it tells the operation, line and cause"
+
+
+@dataclass(frozen=True)
+class BadGradient:
+    """The first of a backward."""
+
+    frame: Frame
+    line: Line
+    tap: Tap | None
+    """The tensor that it is of; None for a weight."""
+    weight: Tensor | None
+    was_bad: bool
+    """Whether the weight's was bad already, and has been added to."""
+    read: Mapping[Tap, tuple[PendingFrame, int]]
+    """All that came before it, with the lines of the frames."""
+    birth: GradientBirth | None
+    """In anomaly mode."""
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where it may have been made."""
+
+    makers: frozenset[str]
+    """Modules, in their own forward."""
+    is_from_outside: bool
+    """It may have come so to the model."""
+    of: tuple[Tap, ...]
+    """The tensors whose gradients it was made of, as far as known."""
+    operations: frozenset[str]
+    """All nodes between, if those are known; else none."""
+
+
+class GradientVerdicts:
+    """Of one model.
+
+    Args:
+        modules: those that are watched.
+        names: of them, by their numbers.
+        graph: where their tensors lie.
+        rules: (number of a module, label) -> what the policy says of a line.
+    """
+
+    def __init__(self, modules: ModuleTree, names: Mapping[int, str], graph: GradientGraph, rules: Rules) -> None:
+        self._modules = modules
+        self._names = names
+        self._graph = graph
+        self._rules = rules
+
+    def verdict(self, bad: BadGradient) -> Verdict:
+        """Cost: none but for numbers that are still on their way."""
+        birth = bad.birth
+        origin = self._of_weight(bad) if bad.tap is None else self._of_tensor(bad.tap, bad.read)
+        if birth is not None:
+            origin = _Origin(frozenset({birth.module}), False, origin.of, frozenset({birth.operation}))
+        got = [_content(bad.read, tap) for tap in origin.of]
+        is_made = len(origin.makers) == 1 and not origin.is_from_outside and not bad.was_bad
+        is_seen = birth is not None or len(got) > 0
+        produced = is_made and is_seen and not any(isinstance(each, TensorStats) and each.is_bad for each in got)
+        kind, why, operation = _kind(bad, origin), "", None
+        if produced:
+            kind, why, operation = self._cause(bad, origin, got)
+        maker = next(iter(origin.makers)) if produced else bad.frame.module
+        advice = self._advice(bad, origin, got, kind)
+        said = [
+            *self._made(bad, origin, got, maker, produced),
+            *_by(operation, birth if produced else None),
+            ("kind", f"{kind}: {why}" if why else kind),
+            *([("try", advice)] if advice else []),
+        ]
+        return Verdict(
+            bad.frame.batch_number,
+            maker,
+            self._class_name(maker),
+            bad.line.label,
+            produced,
+            kind,
+            operation,
+            source=birth.source if birth and produced else None,
+            operands=birth.operands if birth and produced else (),
+            advice=advice,
+            text="\n".join(f"  {what:<10}  {text}" for what, text in said),
+        )
+
+    def is_known_finite(self, tap: Tap) -> bool:
+        """Whether the forward would have been found bad if the tensor itself were."""
+        label = tap.place.label.removeprefix("grad ")
+        rule = self._rules(tap.place.number, label)
+        return _READ_IN_ANY_CASE.fullmatch(label) is not None and rule.is_shown and not rule.allowed
+
+    def _of_tensor(self, tap: Tap, read: Mapping[Tap, object]) -> _Origin:
+        uses = [use for use in tap.uses if use.of in read]
+        operations = frozenset().union(*(use.operations for use in uses), {SUM} if len(uses) > 1 else ())
+        makers = frozenset(use.module for use in uses) | tap.also_used_by
+        is_known = not tap.also_used_by and not tap.leaves
+        return _Origin(makers, tap.leaves, tuple(use.of for use in uses), operations if is_known else frozenset())
+
+    def _of_weight(self, bad: BadGradient) -> _Origin:
+        users = {} if bad.weight is None else self._graph.users(bad.weight)
+        of = [tap for tap in bad.read if tap.place.name in users and tap.place.label.startswith("grad output")]
+        operations = next(iter(users.values())) if len(users) == 1 else frozenset()
+        return _Origin(frozenset(users), False, tuple(of), operations)
+
+    def _cause(
+        self, bad: BadGradient, origin: _Origin, got: Collection[TensorStats | str]
+    ) -> tuple[Kind, str, str | None]:
+        """With the operation."""
+        if bad.birth is not None:
+            return *bad.birth.cause, bad.birth.operation
+        contents = [content for content in got if isinstance(content, TensorStats)]
+        made = bad.line.content
+        if not contents or len(contents) < len(got) or not isinstance(made, TensorStats):
+            return "unknown", "", None
+        largest = max(contents, key=lambda content: content.abs_max)
+        is_input_finite = bad.tap is not None and self.is_known_finite(bad.tap)
+        are_outputs_finite = all(map(self.is_known_finite, origin.of))
+        cause = cause_of_one(origin.operations, largest, made, is_input_finite, are_outputs_finite)
+        return *(cause or ("unknown", "")), only_operation(origin.operations, largest, made)
+
+    def _advice(self, bad: BadGradient, origin: _Origin, got: Collection[TensorStats | str], kind: Kind) -> str | None:
+        if kind == "unknown" and bad.birth is None and origin.makers and not torch.is_anomaly_enabled():
+            return _ANOMALY_MODE
+        is_half = any(isinstance(c, TensorStats) and c.dtype == torch.float16 for c in (bad.line.content, *got))
+        return advise_gradient(kind, is_half)
+
+    def _made(
+        self, bad: BadGradient, origin: _Origin, got: Collection[TensorStats | str], maker: str, produced: bool
+    ) -> Iterator[tuple[str, str]]:
+        if bad.was_bad:
+            yield "given", "it was bad before this backward, which has added to it"
+        elif produced:
+            between = ", in its own forward between its children" if self._has_children(maker) else ""
+            largest = [content.abs_max for content in got if isinstance(content, TensorStats) and content.numel]
+            finite = f", up to {max(largest):.3g}" if largest else ""
+            where = module_text(maker, self._class_name(maker))
+            yield "made in", f"the backward of {where}{between}; the gradients that reached it are finite{finite}"
+        elif origin.is_from_outside and not origin.makers:
+            yield "given", "it came so to the model, from the loss or what else follows"
+        elif origin.makers:
+            names = sorted(map(module_text, origin.makers)) + ["what follows the model"] * origin.is_from_outside
+            before = "" if got else ", or before: no gradient that reached it was read"
+            yield "made in", f"the backward of {'one of ' * (len(names) > 1)}{', '.join(names)}{before}"
+        else:
+            yield "made", "outside of the modules that are watched"
+
+    def _class_name(self, name: str) -> str:
+        modules = (m for m, number in self._modules.numbers.items() if self._names[number] == name)
+        return next((type(module).__name__ for module in modules), "")
+
+    def _has_children(self, name: str) -> bool:
+        return any(each != name and each.startswith(f"{name}." if name else "") for each in self._names.values())
+
+
+def _kind(bad: BadGradient, origin: _Origin) -> Kind:
+    """Of one that no module is known to have made."""
+    return "bad-input" if bad.was_bad or (origin.is_from_outside and not origin.makers) else "unknown"
+
+
+def _by(operation: str | None, birth: GradientBirth | None) -> Iterator[tuple[str, str]]:
+    if operation is not None:
+        source = f", of {birth.source}" if birth is not None and birth.source else ""
+        inside = f"; in it {birth.inside}" if birth is not None and birth.inside else ""
+        yield "by", f"{operation}{source}{inside}"
+    if birth is not None and birth.operands:
+        yield "given", ", ".join(f"{each.name} {_range(each)}" for each in birth.operands[:-1])
+
+
+def _range(operand: Operand) -> str:
+    content = operand.content
+    if isinstance(content, str) or content.numel == 0:
+        return str(content) if isinstance(content, str) else "empty"
+    return f"{content.abs_min:.3g} to {content.abs_max:.3g} ({short_name(content.dtype)})"
+
+
+def _content(read: Mapping[Tap, tuple[PendingFrame, int]], tap: Tap) -> TensorStats | str:
+    frame, line = read[tap]
+    return frame.lines[line].arrived().content
