@@ -32,7 +32,7 @@ from .verdict import Operand
 __all__ = ["GradientBirth", "GradientBirths"]
 
 # Those that torch generates, which do nothing but compute; user code, collectives and checkpoints have others.
-_COMPUTES_ONLY = re.compile(r"[A-Za-z0-9]+Backward\d+|CopySlices")
+_COMPUTES_ONLY = re.compile(r"[A-Za-z0-9]+Backward\d+|torch::autograd::CopySlices")
 _keys = itertools.count()
 
 

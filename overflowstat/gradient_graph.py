@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .backward_roots import Edge
 from .gradient_cause import SUM
 
-__all__ = ["ACCUMULATE", "GradientGraph", "Place", "Tap", "Use"]
+__all__ = ["ACCUMULATE", "GradientGraph", "Parent", "Place", "Tap", "Use"]
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 # They pass on numbers as they are.
@@ -57,11 +58,22 @@ class Tap:
     batch_number: int
     made_in: int
     """The backward that has recomputed it, or -1."""
+    is_shown: bool = False
+    """Whether its gradient is read."""
     uses: list[Use] = field(default_factory=list)
     also_used_by: set[str] = field(default_factory=set)
     """Modules that had used it in their own forward before it was met."""
     leaves: bool = False
     """Whether the model gives it to its caller."""
+
+
+class Parent(NamedTuple):
+    """A node whose gradient goes to a tensor."""
+
+    modules: frozenset[str]
+    """In whose own forward it was made; empty where it was not made in one that is known."""
+    is_followed: bool
+    """Whether `on_node` is told of it."""
 
 
 class _Known:
@@ -71,6 +83,7 @@ class _Known:
         self.taps: dict[int, Tap] = {}  # by the number of the node's output
         self.walked_by: set[str] = set()
         self.is_hooked = False
+        self.is_followed = False
 
 
 class GradientGraph:
@@ -98,6 +111,10 @@ class GradientGraph:
         found = self._users.get(id(weight))
         return found[1] if found is not None and found[0]() is weight else {}
 
+    def knows(self, node: Any) -> bool:
+        """Whether a node was made in the forward of a module."""
+        return self._key in node.metadata
+
     def tap_at(self, node: Any, number: int) -> Tap | None:
         """The tensor that is an output of a node."""
         known: _Known | None = node.metadata.get(self._key)
@@ -105,29 +122,34 @@ class GradientGraph:
 
     def add_call(
         self,
-        inputs: Iterable[tuple[Place, Tensor]],
-        outputs: Iterable[tuple[Place, Tensor]],
+        inputs: Iterable[tuple[Place, Tensor, bool]],
+        outputs: Iterable[tuple[Place, Tensor, bool]],
         caller: str | None,
         batch_number: int,
     ) -> None:
-        """A module has run, the innermost first. `caller` is the module around it, None for the root."""
+        """A module has run, the innermost first.
+
+        Args:
+            inputs, outputs: those that have a node, each with whether its gradient is to be read.
+            caller: the module around it, None for the root.
+        """
         given = list(outputs)
-        ends = {(tensor.grad_fn, tensor.output_nr) for _, tensor in given}
+        ends = {(tensor.grad_fn, tensor.output_nr) for _, tensor, _ in given}
         begun: list[tuple[str, Any, Tap]] = []
-        for place, tensor in given:
-            tap, is_new = self._tap(place, tensor, batch_number)
+        for place, tensor, is_shown in given:
+            tap, is_new = self._tap(place, tensor, is_shown, batch_number)
             tap.leaves = tap.leaves or caller is None
             if is_new:
                 begun.append((place.name, tensor.grad_fn, tap))
         stops = set()
-        for place, tensor in inputs:
+        for place, tensor, is_shown in inputs:
             end = (tensor.grad_fn, tensor.output_nr)
             if end in ends:  # given as it is, or written to
                 continue
             if caller is None:
                 stops.add(end)
                 continue
-            tap, is_new = self._tap(place, tensor, batch_number)
+            tap, is_new = self._tap(place, tensor, is_shown, batch_number)
             if is_new:
                 begun.append((caller, tensor.grad_fn, tap))
         for module, node, tap in begun:
@@ -137,19 +159,57 @@ class GradientGraph:
         known: _Known = node.metadata.setdefault(self._key, _Known())
         return known
 
-    def _tap(self, place: Place, tensor: Tensor, batch_number: int) -> tuple[Tap, bool]:
+    def parents(self, roots: Iterable[Edge], tap: Tap | None, leaf: Tensor | None) -> list[Parent] | None:
+        """The nodes whose gradients go to a tensor, one for each way; None if it is not met on any way from the roots.
+
+        Cost: a walk through the whole graph.
+        """
+
+        def is_it(node: Any, number: int) -> bool:
+            if tap is None:
+                return node.name() == ACCUMULATE and node.variable is leaf
+            return self.tap_at(node, number) is tap
+
+        outside = Parent(frozenset(), False)
+        nodes = []
+        met = set()
+        found: list[Parent] = []
+        for node, number in roots:
+            if node not in met:
+                met.add(node)
+                nodes.append(node)
+                if is_it(node, number):
+                    found.append(outside)
+        while nodes:
+            node = nodes.pop()
+            known: _Known | None = node.metadata.get(self._key)
+            for following, number in node.next_functions:
+                if following is None:
+                    continue
+                if is_it(following, number):
+                    found.append(outside if known is None else Parent(frozenset(known.walked_by), known.is_followed))
+                if following not in met:
+                    met.add(following)
+                    nodes.append(following)
+        return found or None
+
+    def _tap(self, place: Place, tensor: Tensor, is_shown: bool, batch_number: int) -> tuple[Tap, bool]:
+        """And whether it was met for the first time."""
         known = self._known(tensor.grad_fn)
-        if tensor.output_nr in known.taps:
-            return known.taps[tensor.output_nr], False
-        tap = Tap(place, batch_number, torch._C._current_graph_task_id())
-        tap.also_used_by.update(known.walked_by)
-        known.taps[tensor.output_nr] = tap
-        if not known.is_hooked:
-            known.is_hooked = True
-            taps, on_gradients = known.taps, self._on_gradients
-            assert tensor.grad_fn is not None
-            tensor.grad_fn.register_prehook(lambda gradients: on_gradients(taps, gradients))
-        return tap, True
+        tap = known.taps.get(tensor.output_nr)
+        is_new = tap is None
+        if tap is None:
+            tap = Tap(place, batch_number, torch._C._current_graph_task_id())
+            tap.also_used_by.update(known.walked_by)
+            known.taps[tensor.output_nr] = tap
+        if is_shown and not tap.is_shown:
+            tap.place, tap.is_shown = place, True
+            if not known.is_hooked:
+                known.is_hooked = True
+                taps, on_gradients = known.taps, self._on_gradients
+                assert tensor.grad_fn is not None
+                tensor.grad_fn.register_prehook(lambda gradients: on_gradients(taps, gradients))
+        return tap, is_new
 
     def _walk(self, module: str, start: Any, tap: Tap, stops: set[Any]) -> None:
         """From a tap down to those next to it. Each node is met once, or once for each tap that leads to it."""
@@ -163,7 +223,8 @@ class GradientGraph:
             known = self._known(node)
             if (name := node.name()) not in HARMLESS:
                 names.add(name)
-            if module not in known.walked_by and torch.is_anomaly_enabled():
+            if not known.is_followed and torch.is_anomaly_enabled():
+                known.is_followed = True
                 self._hook_node(module, node)
             known.walked_by.add(module)
             for following, number in node.next_functions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from .frames import Frame, Line
 from .gradient_births import GradientBirth
 from .gradient_cause import SUM, advise_gradient, cause_of_one, only_operation
-from .gradient_graph import GradientGraph, Tap
+from .gradient_graph import GradientGraph, Parent, Tap
 from .modules import ModuleTree
 from .pending import PendingFrame
 from .policy import Rule
@@ -42,8 +42,23 @@ class BadGradient:
     """Whether the weight's was bad already, and has been added to."""
     read: Mapping[Tap, tuple[PendingFrame, int]]
     """All that came before it, with the lines of the frames."""
+    parents: Sequence[Parent] | None
+    """The nodes that have given it; None where they could not be looked for any more."""
     birth: GradientBirth | None
     """In anomaly mode."""
+
+    @property
+    def comes_from_outside(self) -> bool:
+        """From what no module is known to have made in its forward."""
+        if self.parents is None:
+            return self.tap is not None and self.tap.leaves
+        return not all(parent.modules for parent in self.parents)
+
+    @property
+    def is_of_no_node(self) -> bool:
+        """In anomaly mode, when all that gave it were looked at, and gave finite numbers."""
+        is_followed = bool(self.parents) and all(parent.is_followed for parent in self.parents or ())
+        return is_followed and self.birth is None
 
 
 @dataclass(frozen=True)
@@ -76,26 +91,27 @@ class GradientVerdicts:
         self._graph = graph
         self._rules = rules
 
-    def verdict(self, bad: BadGradient) -> Verdict:
-        """Cost: none but for numbers that are still on their way."""
+    def verdict(self, bad: BadGradient, what_follows: str | None = None) -> Verdict:
+        """Waits for numbers that are still on their way. `what_follows` stands in place of what to try."""
         birth = bad.birth
-        origin = self._of_weight(bad) if bad.tap is None else self._of_tensor(bad.tap, bad.read)
+        origin = self._of_weight(bad) if bad.tap is None else self._of_tensor(bad, bad.tap)
         if birth is not None:
             origin = _Origin(frozenset({birth.module}), False, origin.of, frozenset({birth.operation}))
         got = [_content(bad.read, tap) for tap in origin.of]
         is_made = len(origin.makers) == 1 and not origin.is_from_outside and not bad.was_bad
         is_seen = birth is not None or len(got) > 0
-        produced = is_made and is_seen and not any(isinstance(each, TensorStats) and each.is_bad for each in got)
+        is_given = any(isinstance(content, TensorStats) and content.is_bad for content in got)
+        produced = is_made and is_seen and not is_given and not bad.is_of_no_node
         kind, why, operation = _kind(bad, origin), "", None
         if produced:
             kind, why, operation = self._cause(bad, origin, got)
         maker = next(iter(origin.makers)) if produced else bad.frame.module
-        advice = self._advice(bad, origin, got, kind)
+        advice = what_follows or self._advice(bad, origin, got, kind)
         said = [
             *self._made(bad, origin, got, maker, produced),
             *_by(operation, birth if produced else None),
             ("kind", f"{kind}: {why}" if why else kind),
-            *([("try", advice)] if advice else []),
+            *([("then" if what_follows else "try", advice)] if advice else []),
         ]
         return Verdict(
             bad.frame.batch_number,
@@ -117,18 +133,36 @@ class GradientVerdicts:
         rule = self._rules(tap.place.number, label)
         return _READ_IN_ANY_CASE.fullmatch(label) is not None and rule.is_shown and not rule.allowed
 
-    def _of_tensor(self, tap: Tap, read: Mapping[Tap, object]) -> _Origin:
-        uses = [use for use in tap.uses if use.of in read]
-        operations = frozenset().union(*(use.operations for use in uses), {SUM} if len(uses) > 1 else ())
-        makers = frozenset(use.module for use in uses) | tap.also_used_by
-        is_known = not tap.also_used_by and not tap.leaves
-        return _Origin(makers, tap.leaves, tuple(use.of for use in uses), operations if is_known else frozenset())
+    def _of_tensor(self, bad: BadGradient, tap: Tap) -> _Origin:
+        makers: set[str] = set()
+        operations: set[str] = set()
+        of: list[Tap] = []
+        is_known = True
+        # Through tensors whose gradients are not read to those whose are.
+        around, met = [tap], {tap}
+        while around:
+            each = around.pop()
+            makers.update(each.also_used_by)
+            is_known = is_known and not each.also_used_by
+            uses = [use for use in each.uses if use.of in bad.read or not use.of.is_shown]
+            operations.update({SUM} if len(uses) > 1 else ())
+            for use in uses:
+                makers.add(use.module)
+                operations |= use.operations
+                if use.of in bad.read:
+                    of.append(use.of)
+                elif use.of not in met:
+                    met.add(use.of)
+                    around.append(use.of)
+        is_outside = bad.comes_from_outside or any(each.leaves for each in met - {tap})
+        is_known = is_known and not is_outside
+        return _Origin(frozenset(makers), is_outside, tuple(of), frozenset(operations) if is_known else frozenset())
 
     def _of_weight(self, bad: BadGradient) -> _Origin:
         users = {} if bad.weight is None else self._graph.users(bad.weight)
         of = [tap for tap in bad.read if tap.place.name in users and tap.place.label.startswith("grad output")]
-        operations = next(iter(users.values())) if len(users) == 1 else frozenset()
-        return _Origin(frozenset(users), False, tuple(of), operations)
+        operations = next(iter(users.values())) if len(users) == 1 and not bad.comes_from_outside else frozenset()
+        return _Origin(frozenset(users), bad.comes_from_outside, tuple(of), operations)
 
     def _cause(
         self, bad: BadGradient, origin: _Origin, got: Collection[TensorStats | str]
@@ -157,27 +191,44 @@ class GradientVerdicts:
     ) -> Iterator[tuple[str, str]]:
         if bad.was_bad:
             yield "given", "it was bad before this backward, which has added to it"
+        elif bad.is_of_no_node:
+            yield (
+                "made",
+                "by a hook on it, or where several were added up: what all nodes gave is finite",
+            )
         elif produced:
-            between = ", in its own forward between its children" if self._has_children(maker) else ""
+            between = self._between(maker)
             largest = [content.abs_max for content in got if isinstance(content, TensorStats) and content.numel]
             finite = f", up to {max(largest):.3g}" if largest else ""
-            where = module_text(maker, self._class_name(maker))
-            yield "made in", f"the backward of {where}{between}; the gradients that reached it are finite{finite}"
+            where = module_text(maker, self._class_name(maker)) + between
+            seen = "" if bad.parents else "; whether anything outside has used what it gave was not looked for"
+            yield "made in", f"the backward of {where}; the gradients that reached it are finite{finite}{seen}"
         elif origin.is_from_outside and not origin.makers:
-            yield "given", "it came so to the model, from the loss or what else follows"
+            yield (
+                "given",
+                "it came so to the model, from the loss or what else is no module's forward, as a second derivative",
+            )
         elif origin.makers:
-            names = sorted(map(module_text, origin.makers)) + ["what follows the model"] * origin.is_from_outside
+            names = ", ".join(sorted(map(module_text, origin.makers)))
+            others = ", or of what else has used it" if origin.is_from_outside else ""
             before = "" if got else ", or before: no gradient that reached it was read"
-            yield "made in", f"the backward of {'one of ' * (len(names) > 1)}{', '.join(names)}{before}"
+            yield "made in", f"the backward of {'one of ' * (len(origin.makers) > 1)}{names}{others}{before}"
         else:
-            yield "made", "outside of the modules that are watched"
+            yield "made", "outside of the modules that are watched, or by what is differentiated for a second time"
 
     def _class_name(self, name: str) -> str:
         modules = (m for m, number in self._modules.numbers.items() if self._names[number] == name)
         return next((type(module).__name__ for module in modules), "")
 
-    def _has_children(self, name: str) -> bool:
-        return any(each != name and each.startswith(f"{name}." if name else "") for each in self._names.values())
+    def _between(self, name: str) -> str:
+        """What there is to add of a module with children."""
+        if not any(each != name and each.startswith(f"{name}." if name else "") for each in self._names.values()):
+            return ""
+        inside = self._modules.root.get_submodule(name).modules()
+        others = (
+            ", or a module there that is not watched" if any(m not in self._modules.numbers for m in inside) else ""
+        )
+        return f", in its own forward between its children{others}"
 
 
 def _kind(bad: BadGradient, origin: _Origin) -> Kind:

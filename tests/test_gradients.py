@@ -232,7 +232,9 @@ def test_a_loss_that_makes_it(recorder_name: RecorderName) -> None:
         model(X).sqrt().sum().backward()
     verdict = verdict_of(error.value)
     assert (verdict.module, verdict.produced, verdict.kind) == ("0", False, "bad-input")
-    assert verdict.text.startswith("  given       it came so to the model, from the loss or what else follows")
+    assert verdict.text.startswith(
+        "  given       it came so to the model, from the loss or what else has used what it gave"
+    )
 
 
 def test_bad_gradients_of_weights_alone(recorder_name: RecorderName) -> None:
