@@ -79,6 +79,8 @@ class Parent(NamedTuple):
 class _Known:
     """Of a node."""
 
+    __slots__ = ("is_followed", "is_hooked", "taps", "walked_by")
+
     def __init__(self) -> None:
         self.taps: dict[int, Tap] = {}  # by the number of the node's output
         self.walked_by: set[str] = set()
@@ -156,7 +158,10 @@ class GradientGraph:
             self._walk(module, node, tap, stops)
 
     def _known(self, node: Any) -> _Known:
-        known: _Known = node.metadata.setdefault(self._key, _Known())
+        metadata = node.metadata
+        known: _Known | None = metadata.get(self._key)
+        if known is None:
+            known = metadata[self._key] = _Known()
         return known
 
     def parents(self, roots: Iterable[Edge], tap: Tap | None, leaf: Tensor | None) -> list[Parent] | None:
@@ -232,7 +237,7 @@ class GradientGraph:
                     continue
                 if following.name() == ACCUMULATE:
                     leaves.append(following.variable)
-                elif (found := self._known(following).taps.get(number)) is not None:
+                elif (found := self.tap_at(following, number)) is not None:
                     reached.append(found)
                 elif following not in met:
                     met.add(following)

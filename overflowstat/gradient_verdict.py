@@ -204,10 +204,7 @@ class GradientVerdicts:
             seen = "" if bad.parents else "; whether anything outside has used what it gave was not looked for"
             yield "made in", f"the backward of {where}; the gradients that reached it are finite{finite}{seen}"
         elif origin.is_from_outside and not origin.makers:
-            yield (
-                "given",
-                "it came so to the model, from the loss or what else is no module's forward, as a second derivative",
-            )
+            yield "given", "it came so to the model, from the loss or what else has used what it gave"
         elif origin.makers:
             names = ", ".join(sorted(map(module_text, origin.makers)))
             others = ", or of what else has used it" if origin.is_from_outside else ""

@@ -592,6 +592,7 @@ def test_numbers_that_come_late_are_judged_when_check_says(check: CheckName, whe
 
 @pytest.fixture
 def scaler() -> torch.amp.GradScaler:
+    gc.collect()  # those of other tests
     return torch.amp.GradScaler("cpu", init_scale=2.0**16)
 
 
@@ -621,6 +622,67 @@ def test_a_step_that_a_scaler_skips_is_told_and_not_raised(
     assert verdict is not None and verdict.advice is not None and verdict.advice.startswith("GradScaler will skip")
 
 
+Loss = Callable[[torch.amp.GradScaler, Tensor], Tensor]
+
+
+def halves(scaler: torch.amp.GradScaler, loss: Tensor) -> Tensor:
+    first, second = scaler.scale([loss / 2, loss / 2])
+    return first + second
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize(
+    "loss_of",
+    [lambda scaler, loss: scaler.scale(loss), lambda scaler, loss: scaler.scale(loss * 2) / 2, halves],
+    ids=["scaled", "divided", "summed"],
+)
+def test_a_scaler_over_many_steps_with_growth(recorder_name: RecorderName, loss_of: Loss, clips: bool) -> None:
+    """Beyond float16 are a scale of 65536 and more; it is doubled after each two steps that are taken."""
+    model = scaled_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    gc.collect()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17, growth_interval=2)
+    scales, taken = [2.0**17], []
+    with Monitor(model, gradients=True, recorder=recorder_name, sinks=[]) as monitor:
+        for _ in range(8):
+            before = model.get_parameter("0.weight").detach().clone()
+            optimizer.zero_grad()
+            torch.autograd.backward([loss_of(scaler, model(torch.ones(1, 2)).sum())])
+            if clips:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            taken.append(not torch.equal(model.get_parameter("0.weight"), before))
+    assert scales == [2.0**k for k in (17, 16, 15, 15, 16, 15, 15, 16, 15)]
+    assert taken == [False, False, True, True, False, True, True, False]
+    assert [detection.batches for detection in monitor.detections] == [4]
+    verdict = monitor.detections[0].report.verdict
+    assert verdict is not None and (verdict.kind, verdict.operation) == ("cast-overflow", "ToCopyBackward0")
+    assert verdict.text.endswith("  then        GradScaler will skip this step, and lower its scale (now 131072)")
+    assert "  try " not in verdict.text
+
+
+def test_what_a_smaller_scale_does_not_cure(recorder_name: RecorderName, scaler: torch.amp.GradScaler) -> None:
+    model, reports = around(torch.sqrt), list[Report]()
+    Monitor(model, gradients=True, recorder=recorder_name, sinks=[], on_detect=reports.append)
+    other = torch.amp.GradScaler("cpu", init_scale=2.0)
+    other.scale(torch.ones(1))  # so that nobody knows whose scale is the one
+    scaler.scale(model(X).sum() * 2.0**-16).backward()
+    verdict = reports[0].verdict
+    assert verdict is not None and verdict.kind == "division-by-zero"
+    assert verdict.advice == "GradScaler will skip this step, and lower its scale, which is no cure for this"
+
+
+def test_a_product_in_the_model_is_no_scaler(recorder_name: RecorderName, scaler: torch.amp.GradScaler) -> None:
+    scaler.scale(torch.ones(1, requires_grad=True))
+    model = around(lambda x: sqrt_at_0(x) * 0.5)
+    Monitor(model, gradients=True, recorder=recorder_name, sinks=[])
+    with pytest.raises(NonFiniteError, match="made in     the backward of middle"):
+        model(X).sum().backward()
+
+
 def test_a_step_that_is_taken_though_a_scaler_is_there_raises(
     recorder_name: RecorderName, scaler: torch.amp.GradScaler
 ) -> None:
@@ -645,6 +707,7 @@ def test_a_loss_that_no_scaler_has_multiplied_raises_though_one_is_there(
 
 
 def test_a_product_of_the_users_own_is_no_scaler(recorder_name: RecorderName) -> None:
+    gc.collect()
     model = around(sqrt_at_0)
     Monitor(model, gradients=True, recorder=recorder_name, sinks=[])
     with pytest.raises(NonFiniteError, match="made in     the backward of middle"):
