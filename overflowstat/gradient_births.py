@@ -26,6 +26,7 @@ from .measurement import Measurement, measure
 from .operations import Birth, Operations
 from .recorder import Recorder
 from .row import NonFinite
+from .run_state import RunState
 from .stats import TensorStats
 from .verdict import Operand
 
@@ -156,7 +157,7 @@ class GradientBirths:
         kept = KeptTensors()
         operations = Operations(self._recorder, self._model, kept)
         try:
-            with torch.no_grad(), operations:
+            with RunState.now().restored(), torch.no_grad(), operations:
                 made = node(*got)
             bad = first_bad_tensor(self._recorder, made)
             return None if bad is None else operations.birth_of(bad)

@@ -94,14 +94,14 @@ class GradientGraph:
     Args:
         on_gradients: called with taps and gradients by a node before it runs, from `register_prehook`: in place of
             hooks on tensors, since the node is that of the very version that a module gave, whatever is written later.
-        on_node: called with a module's name, the traceback of a node's forward, and the gradients that the node made
-            and those that it got, when it has run; only where anomaly mode is on.
+        on_node: called with the tap that a node leads on from, the name of its module, the traceback of its forward,
+            and the gradients that it made and those that it got, when it has run; only where anomaly mode is on.
     """
 
     def __init__(
         self,
         on_gradients: Callable[[dict[int, Tap], tuple[Tensor | None, ...]], None],
-        on_node: Callable[[str, list[str], Any, Any], None],
+        on_node: Callable[[Tap, str, list[str], Any, Any], None],
     ) -> None:
         self._key = f"overflowstat-{next(_keys)}"
         self._on_gradients = on_gradients
@@ -230,7 +230,7 @@ class GradientGraph:
                 names.add(name)
             if not known.is_followed and torch.is_anomaly_enabled():
                 known.is_followed = True
-                self._hook_node(module, node)
+                self._hook_node(tap, module, node)
             known.walked_by.add(module)
             for following, number in node.next_functions:
                 if following is None or (following, number) in stops:
@@ -258,6 +258,6 @@ class GradientGraph:
             found = users[key] = weakref.ref(leaf, lambda _: users.pop(key, None)), {}
         found[1][module] = found[1].get(module, operations) | operations
 
-    def _hook_node(self, module: str, node: Any) -> None:
+    def _hook_node(self, tap: Tap, module: str, node: Any) -> None:
         on_node, traceback = self._on_node, node.metadata.get("traceback_", [])
-        node.register_hook(lambda made, got: on_node(module, traceback, made, got))
+        node.register_hook(lambda made, got: on_node(tap, module, traceback, made, got))

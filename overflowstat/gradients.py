@@ -191,13 +191,13 @@ class GradientWatch:
         self._backwards = {task: each for task, each in self._backwards.items() if each is not backward}
 
     @not_compiled
-    def _ran(self, module: str, traceback: list[str], made: Sequence[Any], got: Sequence[Any]) -> None:
+    def _ran(self, tap: Tap, module: str, traceback: list[str], made: Sequence[Any], got: Sequence[Any]) -> None:
         """In anomaly mode, a node."""
         if not self.is_on or self._recorder.capture() is not None:
             return
         with self._lock:
-            backward = self._backwards.get(torch._C._current_graph_task_id())
-            if backward is None or backward.is_over:
+            backward = self._backward(tap)
+            if backward.is_over:
                 return
             if backward.births is None:
                 backward.births = GradientBirths(self._recorder, self._modules.root, self._is_finite)

@@ -313,6 +313,17 @@ def test_lines_that_the_policy_hides_still_part_modules(recorder_name: RecorderN
     assert "or before: no gradient that reached it was read" in verdict.text
 
 
+def test_nodes_that_run_before_anything_is_read_are_followed(recorder_name: RecorderName) -> None:
+    hidden = Policy(include=["before:grad output"])
+    model = around(sqrt_at_0)
+    verdict = raised(model, backward(model), recorder_name, policy=hidden)
+    assert (verdict.module, verdict.operation, verdict.kind) == ("", "SqrtBackward0", "division-by-zero")
+    model = around(sqrt_at_0)
+    hidden = Policy(exclude=["*:grad output", ":grad output", "after:grad input[0]"])
+    verdict = raised(model, backward(model), recorder_name, policy=hidden)
+    assert (verdict.module, verdict.operation, verdict.kind) == ("middle", "SqrtBackward0", "division-by-zero")
+
+
 def test_a_module_that_is_not_watched_is_not_left_out(recorder_name: RecorderName) -> None:
     model = around(sqrt_at_0)
     verdict = raised(model, backward(model), recorder_name, in_anomaly=False, policy=Policy(exclude=["middle"]))

@@ -590,6 +590,26 @@ def test_numbers_that_come_late_are_judged_when_check_says(check: CheckName, whe
     assert lines(error.value) == ["after:grad output", "middle:grad output", "before:grad output"]
 
 
+def test_late_numbers_have_their_cause_in_anomaly_mode() -> None:
+    """Each node is waited for there, since what it has saved is freed when it has run."""
+    model, late = around(sqrt_at_0), Late()
+    Monitor(model, gradients=True, recorder=late, sinks=[])
+    with torch.autograd.set_detect_anomaly(True, check_nan=False), pytest.raises(NonFiniteError) as error:
+        model(X).sum().backward()
+    verdict = verdict_of(error.value)
+    assert (verdict.module, verdict.operation, verdict.kind) == ("middle", "SqrtBackward0", "division-by-zero")
+
+
+def test_after_the_backward_nobody_looks_for_other_uses() -> None:
+    model = around(sqrt_at_0)
+    monitor = Monitor(model, gradients=True, recorder=Late(), sinks=[], check="step")
+    model(X).sum().backward()
+    with pytest.raises(NonFiniteError) as error:
+        monitor.check()
+    text = verdict_of(error.value).text
+    assert "are finite, up to 1; whether anything outside has used what it gave was not looked for" in text
+
+
 @pytest.fixture
 def scaler() -> torch.amp.GradScaler:
     gc.collect()  # those of other tests
