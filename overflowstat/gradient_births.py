@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from .cause import Cause
 from .gradient_cause import cause_of_one
 from .gradient_graph import ACCUMULATE
 from .kept_tensors import KeptTensors
-from .measurement import Measurement, measure
+from .measurement import measure
 from .operations import Birth, Operations
 from .recorder import Recorder
 from .row import NonFinite
@@ -71,7 +71,8 @@ class GradientBirths:
         self._model = model
         self._is_finite = is_finite
         self._of_leaves: dict[int, GradientBirth | None] = {}
-        self.any = False
+        self.is_complete = True
+        """Whether all gradients of all nodes that were followed could be read."""
 
     def of(self, node: Any, number: int) -> GradientBirth | None:
         """Of the bad gradient that has come to an output of a node which has not run yet; None if that is not known."""
@@ -89,17 +90,15 @@ class GradientBirths:
         node: Any = torch._C._current_autograd_node()
         came: dict[int, GradientBirth | None] = node.metadata.pop(self._key, {})
         count = len(made)
-        measurement, positions = self._measure([*made, *got])
-        bad = {i for i, position in positions.items() if measurement.non_finite(position)}
+        contents = self._read([*made, *got])
+        bad = {i for i, parts in contents.items() if any(_is_bad(part) for part in parts)}
         if not any(i < count for i in bad):
             return
         if all(i < count for i in bad):
-            contents = {i: measurement.content(position) for i, position in positions.items()}
             birth = self._nested() if isinstance(node, BackwardCFunction) else None
             birth = birth or self._birth(node, module, traceback, count, contents, got)
         else:
             birth = next((came[i - count] for i in sorted(bad) if came.get(i - count) is not None), None)
-        self.any = True
         for i, (following, number) in enumerate(node.next_functions):
             if i not in bad or following is None:
                 continue
@@ -108,14 +107,22 @@ class GradientBirths:
             else:
                 following.metadata.setdefault(self._key, {}).setdefault(number, birth)
 
-    def _measure(self, gradients: Sequence[Any]) -> tuple[Measurement, dict[int, int]]:
-        positions: dict[int, int] = {}
-        parts: list[Tensor] = []
+    def _read(self, gradients: Sequence[Any]) -> dict[int, list[TensorStats | str]]:
+        """What each holds, or its parts do."""
+        parts: list[tuple[int, Tensor]] = []
         for i, gradient in enumerate(gradients):
-            if capture.is_tensor(gradient):
-                positions[i] = len(parts)
-                parts.append(gradient)
-        return measure(self._recorder, parts), positions
+            for _, part in capture.opened("", gradient) if capture.is_tensor(gradient) else ():
+                if capture.is_tensor(part):
+                    parts.append((i, part))
+                else:
+                    self.is_complete = False
+        measurement = measure(self._recorder, [part for _, part in parts])
+        found: dict[int, list[TensorStats | str]] = {}
+        for position, (i, _) in enumerate(parts):
+            content = measurement.content(position)
+            self.is_complete = self.is_complete and isinstance(content, TensorStats)
+            found.setdefault(i, []).append(content)
+        return found
 
     def _nested(self) -> GradientBirth | None:
         """What a backward inside of this one has made, whose gradients the node of a reentrant checkpoint gives on.
@@ -133,7 +140,7 @@ class GradientBirths:
         module: str,
         traceback: list[str],
         count: int,
-        contents: dict[int, TensorStats | str],
+        contents: Mapping[int, Sequence[TensorStats | str]],
         got: Sequence[Any],
     ) -> GradientBirth:
         inside = self._inside(node, got)
@@ -166,7 +173,7 @@ class GradientBirths:
         finally:
             kept.put_back()
 
-    def _cause(self, node: Any, count: int, contents: dict[int, TensorStats | str]) -> Cause | None:
+    def _cause(self, node: Any, count: int, contents: Mapping[int, Sequence[TensorStats | str]]) -> Cause | None:
         """Where nothing in the node has made it: it was in what the forward had saved, or it cannot be run again."""
         name = node.name()
         saved = _bad_saved(self._recorder, node)
@@ -176,10 +183,15 @@ class GradientBirths:
             if is_root and following is not None and self._is_finite(following, number):
                 return Cause("domain", "sqrt has values from 0 on; of nan it gives nan, also where the gradient is 0")
             return Cause("unknown", f"the forward has saved for it what is not finite: {', '.join(saved)}")
-        all_got = [content for i, content in contents.items() if i >= count and isinstance(content, TensorStats)]
-        all_made = [content for i, content in contents.items() if i < count and isinstance(content, TensorStats)]
-        bad = [content for content in all_made if content.is_bad]
-        return cause_of_one({name}, all_got[0], bad[0], False, False) if len(all_got) == 1 and bad else None
+        all_got = [part for i, parts in contents.items() if i >= count for part in parts]
+        bad = [part for i, parts in contents.items() if i < count for part in parts if _is_bad(part)]
+        if len(all_got) != 1 or not isinstance(all_got[0], TensorStats) or not isinstance(bad[0], TensorStats):
+            return None
+        return cause_of_one({name}, all_got[0], bad[0], is_input_finite=False, is_output_finite=False)
+
+
+def _is_bad(content: TensorStats | str) -> bool:
+    return isinstance(content, TensorStats) and content.is_bad
 
 
 def _bad_saved(recorder: Recorder, node: Any) -> dict[str, NonFinite]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from .backward_roots import Edge
 from .frames import Frame, Line
 from .gradient_births import GradientBirth
 from .gradient_cause import SUM, advise_gradient, cause_of_one, only_operation
 from .gradient_graph import GradientGraph, Parent, Tap
+from .investigation import FAILED
 from .modules import ModuleTree
 from .pending import PendingFrame
 from .policy import Rule
@@ -20,7 +22,7 @@ from .stats import TensorStats
 from .verdict import Kind, Operand, Verdict
 from .wording import module_text, short_name
 
-__all__ = ["BadGradient", "GradientVerdicts"]
+__all__ = ["BadGradient", "GradientVerdicts", "in_place_of_advice"]
 
 Rules = Callable[[int, str], Rule]
 
@@ -42,33 +44,24 @@ class BadGradient:
     """Whether the weight's was bad already, and has been added to."""
     read: Mapping[Tap, tuple[PendingFrame, int]]
     """All that came before it, with the lines of the frames."""
-    parents: Sequence[Parent] | None
-    """The nodes that have given it; None where they could not be looked for any more."""
+    roots: Sequence[Edge]
+    """What the backward began with; empty where that is over."""
     birth: GradientBirth | None
     """In anomaly mode."""
-
-    @property
-    def comes_from_outside(self) -> bool:
-        """From what no module is known to have made in its forward."""
-        if self.parents is None:
-            return self.tap is not None and self.tap.leaves
-        return not all(parent.modules for parent in self.parents)
-
-    @property
-    def is_of_no_node(self) -> bool:
-        """In anomaly mode, when all that gave it were looked at, and gave finite numbers."""
-        is_followed = bool(self.parents) and all(parent.is_followed for parent in self.parents or ())
-        return is_followed and self.birth is None
+    is_followed: bool
+    """Whether all that the nodes made and got was read, of those that tell of it."""
 
 
 @dataclass(frozen=True)
 class _Origin:
     """Where it may have been made."""
 
+    parents: Sequence[Parent] | None
+    """The nodes that have given it; None where they could not be looked for any more."""
     makers: frozenset[str]
     """Modules, in their own forward."""
     is_from_outside: bool
-    """It may have come so to the model."""
+    """It may be of what no module is known to have made in its forward."""
     of: tuple[Tap, ...]
     """The tensors whose gradients it was made of, as far as known."""
     operations: frozenset[str]
@@ -91,27 +84,40 @@ class GradientVerdicts:
         self._graph = graph
         self._rules = rules
 
-    def verdict(self, bad: BadGradient, what_follows: str | None = None) -> Verdict:
-        """Waits for numbers that are still on their way. `what_follows` stands in place of what to try."""
+    def verdict(self, bad: BadGradient) -> Verdict:
+        """Raises nothing: the detection is what matters.
+
+        Cost: a walk through the graph of the backward, and a wait for numbers that are still on their way.
+        """
+        try:
+            return self._verdict(bad)
+        except Exception as error:  # of tensors or nodes of a kind that was not thought of
+            frame = bad.frame
+            text = _line("cause", f"not known: {FAILED}: {type(error).__name__}: {error}")
+            return Verdict(
+                frame.batch_number, frame.module, frame.class_name, bad.line.label, False, "unknown", text=text
+            )
+
+    def _verdict(self, bad: BadGradient) -> Verdict:
         birth = bad.birth
         origin = self._of_weight(bad) if bad.tap is None else self._of_tensor(bad, bad.tap)
         if birth is not None:
-            origin = _Origin(frozenset({birth.module}), False, origin.of, frozenset({birth.operation}))
+            origin = replace(origin, makers=frozenset({birth.module}), is_from_outside=False)
         got = [_content(bad.read, tap) for tap in origin.of]
         is_made = len(origin.makers) == 1 and not origin.is_from_outside and not bad.was_bad
         is_seen = birth is not None or len(got) > 0
         is_given = any(isinstance(content, TensorStats) and content.is_bad for content in got)
-        produced = is_made and is_seen and not is_given and not bad.is_of_no_node
+        produced = is_made and is_seen and not is_given and not _is_of_no_node(bad, origin)
         kind, why, operation = _kind(bad, origin), "", None
         if produced:
             kind, why, operation = self._cause(bad, origin, got)
         maker = next(iter(origin.makers)) if produced else bad.frame.module
-        advice = what_follows or self._advice(bad, origin, got, kind)
+        advice = self._advice(bad, origin, got, kind)
         said = [
             *self._made(bad, origin, got, maker, produced),
             *_by(operation, birth if produced else None),
             ("kind", f"{kind}: {why}" if why else kind),
-            *([("then" if what_follows else "try", advice)] if advice else []),
+            *([("try", advice)] if advice else []),
         ]
         return Verdict(
             bad.frame.batch_number,
@@ -124,7 +130,7 @@ class GradientVerdicts:
             source=birth.source if birth and produced else None,
             operands=birth.operands if birth and produced else (),
             advice=advice,
-            text="\n".join(f"  {what:<10}  {text}" for what, text in said),
+            text="\n".join(_line(what, text) for what, text in said),
         )
 
     def is_known_finite(self, tap: Tap) -> bool:
@@ -154,15 +160,21 @@ class GradientVerdicts:
                 elif use.of not in met:
                     met.add(use.of)
                     around.append(use.of)
-        is_outside = bad.comes_from_outside or any(each.leaves for each in met - {tap})
-        is_known = is_known and not is_outside
-        return _Origin(frozenset(makers), is_outside, tuple(of), frozenset(operations) if is_known else frozenset())
+        parents = self._graph.parents(bad.roots, tap, None)
+        is_outside = tap.leaves if parents is None else not all(parent.modules for parent in parents)
+        is_outside = is_outside or any(each.leaves for each in met - {tap})
+        known = frozenset(operations) if is_known and not is_outside else frozenset()
+        return _Origin(parents, frozenset(makers), is_outside, tuple(of), known)
 
     def _of_weight(self, bad: BadGradient) -> _Origin:
-        users = {} if bad.weight is None else self._graph.users(bad.weight)
+        if bad.weight is None:
+            return _Origin(None, frozenset(), False, (), frozenset())
+        users = self._graph.users(bad.weight)
+        parents = self._graph.parents(bad.roots, None, bad.weight)
+        is_outside = not all(parent.modules for parent in parents or ())
         of = [tap for tap in bad.read if tap.place.name in users and tap.place.label.startswith("grad output")]
-        operations = next(iter(users.values())) if len(users) == 1 and not bad.comes_from_outside else frozenset()
-        return _Origin(frozenset(users), bad.comes_from_outside, tuple(of), operations)
+        operations = next(iter(users.values())) if len(users) == 1 and not is_outside else frozenset()
+        return _Origin(parents, frozenset(users), is_outside, tuple(of), operations)
 
     def _cause(
         self, bad: BadGradient, origin: _Origin, got: Collection[TensorStats | str]
@@ -191,17 +203,14 @@ class GradientVerdicts:
     ) -> Iterator[tuple[str, str]]:
         if bad.was_bad:
             yield "given", "it was bad before this backward, which has added to it"
-        elif bad.is_of_no_node:
-            yield (
-                "made",
-                "by a hook on it, or where several were added up: what all nodes gave is finite",
-            )
+        elif _is_of_no_node(bad, origin):
+            yield "made", "by a hook on it, or where several were added up: what all nodes gave is finite"
         elif produced:
             between = self._between(maker)
             largest = [content.abs_max for content in got if isinstance(content, TensorStats) and content.numel]
             finite = f", up to {max(largest):.3g}" if largest else ""
             where = module_text(maker, self._class_name(maker)) + between
-            seen = "" if bad.parents else "; whether anything outside has used what it gave was not looked for"
+            seen = "" if origin.parents else "; whether anything outside has used what it gave was not looked for"
             yield "made in", f"the backward of {where}; the gradients that reached it are finite{finite}{seen}"
         elif origin.is_from_outside and not origin.makers:
             yield "given", "it came so to the model, from the loss or what else has used what it gave"
@@ -211,7 +220,7 @@ class GradientVerdicts:
             before = "" if got else ", or before: no gradient that reached it was read"
             yield "made in", f"the backward of {'one of ' * (len(origin.makers) > 1)}{names}{others}{before}"
         else:
-            yield "made", "outside of the modules that are watched, or by what is differentiated for a second time"
+            yield "made", "outside of the modules that are watched"
 
     def _class_name(self, name: str) -> str:
         modules = (m for m, number in self._modules.numbers.items() if self._names[number] == name)
@@ -222,10 +231,28 @@ class GradientVerdicts:
         if not any(each != name and each.startswith(f"{name}." if name else "") for each in self._names.values()):
             return ""
         inside = self._modules.root.get_submodule(name).modules()
-        others = (
-            ", or a module there that is not watched" if any(m not in self._modules.numbers for m in inside) else ""
-        )
+        is_all_watched = all(module in self._modules.numbers for module in inside)
+        others = "" if is_all_watched else ", or a module there that is not watched"
         return f", in its own forward between its children{others}"
+
+
+def in_place_of_advice(verdict: Verdict, what_follows: str) -> Verdict:
+    """Tell of what will happen, in place of what to try."""
+    lines = verdict.text.splitlines()
+    if verdict.advice is not None:
+        lines.remove(_line("try", verdict.advice))
+    return replace(verdict, advice=what_follows, text="\n".join([*lines, _line("then", what_follows)]))
+
+
+def _line(what: str, text: str) -> str:
+    return f"  {what:<10}  {text}"
+
+
+def _is_of_no_node(bad: BadGradient, origin: _Origin) -> bool:
+    """In anomaly mode, when all nodes that gave it were looked at, and gave finite numbers."""
+    if bad.birth is not None or not bad.is_followed or not origin.parents:
+        return False
+    return all(parent.is_followed for parent in origin.parents)
 
 
 def _kind(bad: BadGradient, origin: _Origin) -> Kind:

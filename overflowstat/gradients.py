@@ -20,7 +20,7 @@ from .gradient_backward import Backward, GradientJudge
 from .gradient_births import GradientBirths
 from .gradient_graph import GradientGraph, Place, Tap
 from .gradient_reader import GradientReader
-from .gradient_verdict import BadGradient, GradientVerdicts
+from .gradient_verdict import BadGradient, GradientVerdicts, in_place_of_advice
 from .hooks import ForwardHook, is_in_backward
 from .measurement import Place as Found
 from .modules import ModuleTree
@@ -201,7 +201,10 @@ class GradientWatch:
                 return
             if backward.births is None:
                 backward.births = GradientBirths(self._recorder, self._modules.root, self._is_finite)
-            backward.births.follow(module, traceback, made, got)
+            try:
+                backward.births.follow(module, traceback, made, got)
+            except Exception:  # of tensors of a kind that was not thought of: the backward is what matters
+                backward.births.is_complete = False
 
     def _is_finite(self, node: Any, number: int) -> bool:
         tap = self._graph.tap_at(node, number)
@@ -266,32 +269,32 @@ class GradientWatch:
         first = frame.lines.index(frame.bad_lines[0])
         content = pending.lines[first].content
         tensor = content.measurement.tensor(content.position) if isinstance(content, Found) else None
-        found = self._bad(backward, frame, first, taps)
-        verdict = self._verdicts.verdict(found)
+        verdict = self._verdicts.verdict(self._bad(backward, frame, first, taps))
         skipped = what_the_scaler_does(verdict.kind) if backward.seems_scaled else None
         if skipped is not None:
-            verdict = self._verdicts.verdict(found, skipped)
-            all_the_same = self._verdicts.verdict(found, "a GradScaler is in use, and yet the optimizer takes its step")
-            self._promise = Promise(frame, all_the_same)
+            broken = in_place_of_advice(verdict, "a GradScaler is in use, and yet the optimizer takes its step")
+            self._promise = Promise(frame, broken)
+            verdict = in_place_of_advice(verdict, skipped)
         before = [each.frame() for each in list(self._kept)[:-1]]
         self._kept.clear()
         judge._detect_gradient(frame, before, tensor, verdict, is_skipped=skipped is not None)
 
     def _bad(self, backward: Backward, frame: Frame, first: int, taps: list[tuple[Tap, int]]) -> BadGradient:
-        line = frame.lines[first]
-        roots = backward_roots(all_threads=True)
+        line, births = frame.lines[first], backward.births
         tap = next((tap for tap, its in reversed(taps) if its <= first), None)
+        weight, birth = None, None
         if tap is not None:
-            parents = self._graph.parents(roots, tap, None)
-            return BadGradient(frame, line, tap, None, False, backward.read, parents, backward.born.get(tap))
-        name = line.label.removeprefix("grad ").split(".")[0]
-        modules = self._modules.numbers.items()
-        names = self._reader.names
-        weight = next((m._parameters.get(name) for m, number in modules if names[number] == frame.module), None)
-        parents = None if weight is None else self._graph.parents(roots, None, weight)
-        birth = None if backward.births is None or weight is None else backward.births.of_leaf(weight)
+            birth = backward.born.get(tap)
+        else:
+            name = line.label.removeprefix("grad ").split(".")[0]
+            modules = self._modules.numbers.items()
+            names = self._reader.names
+            weight = next((m._parameters.get(name) for m, number in modules if names[number] == frame.module), None)
+            birth = births.of_leaf(weight) if births is not None and weight is not None else None
         was_bad = weight is not None and id(weight) in backward.were_bad
-        return BadGradient(frame, line, None, weight, was_bad, backward.read, parents, birth)
+        is_followed = births is not None and births.is_complete
+        roots = backward_roots(all_threads=True)
+        return BadGradient(frame, line, tap, weight, was_bad, backward.read, roots, birth, is_followed)
 
 
 def _weakly(owner: object, method: str) -> Callable[..., None]:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from overflowstat import Monitor, NonFiniteError, Policy
+from overflowstat.gradient_births import GradientBirths
+from overflowstat.gradient_graph import GradientGraph
 from overflowstat.recorder import RecorderName
 from overflowstat.verdict import Verdict
 
@@ -329,6 +331,33 @@ def test_a_module_that_is_not_watched_is_not_left_out(recorder_name: RecorderNam
     verdict = raised(model, backward(model), recorder_name, in_anomaly=False, policy=Policy(exclude=["middle"]))
     assert (verdict.module, verdict.produced) == ("", True)
     assert "in its own forward between its children, or a module there that is not watched" in verdict.text
+
+
+def test_sparse_gradients_are_followed(recorder_name: RecorderName) -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    with torch.no_grad():
+        embedding.weight.fill_(1.0)
+    model = nn.Sequential(embedding)
+    embedding.weight.register_hook(lambda gradient: gradient * 1e38)  # type: ignore[no-untyped-call]
+    tokens = torch.tensor([0, 1])
+    verdict = raised(model, lambda: (model(tokens) * 1e10).sum().backward(), recorder_name)
+    assert (verdict.label, verdict.produced, verdict.operation) == ("grad weight.values", False, None)
+    assert verdict.text.startswith("  made        by a hook on it, or where several were added up")
+
+
+def test_a_search_that_fails_leaves_the_detection(recorder_name: RecorderName, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("of a kind that was not thought of")
+
+    monkeypatch.setattr(GradientGraph, "parents", fails)
+    monkeypatch.setattr(GradientBirths, "_read", fails)
+    model = around(sqrt_at_0)
+    verdict = raised(model, backward(model), recorder_name)
+    assert (verdict.module, verdict.label, verdict.kind) == ("before", "grad output", "unknown")
+    assert (
+        verdict.text
+        == "  cause       not known: the search for it failed: RuntimeError: of a kind that was not thought of"
+    )
 
 
 def test_gradients_that_add_up_beyond_the_limit(recorder_name: RecorderName) -> None:
