@@ -15,10 +15,12 @@ from .cause import Cause
 from .stats import TensorStats
 from .wording import limit_of, limit_text, short_name
 
-__all__ = ["SUM", "advise_gradient", "cause_of_one", "only_operation"]
+__all__ = ["AGAIN", "REPEATABLE", "SUM", "advise_gradient", "cause_of_one", "only_operation"]
 
 SUM = "a sum of gradients"
 """Stands for a node where gradients meet, and are added up."""
+AGAIN = "another node of the same name"
+"""Stands for it, but for those that are REPEATABLE."""
 
 # They give what they get, parts of it, or 0: nothing bad of what is finite, and nothing larger.
 _PASSING = frozenset(
@@ -26,6 +28,10 @@ _PASSING = frozenset(
     for name in ("Where", "Slice", "Select", "Split", "Neg", "Relu", "MaskedFill", "Cat", "Stack", "Sum", "Mean")
     for i in range(2)
 )
+# But for these, by which autograd may add up what was broadcast, of any number of elements that fits a memory.
+_BROADCASTING = frozenset({"WhereBackward0", "MaskedFillBackward0", "MaskedFillBackward1"})
+_MOST_SUMMANDS = 2.0**40
+REPEATABLE = _PASSING | {"ToCopyBackward0"}
 # Sums of products of what they got with what the forward gave or was given, or with nothing.
 _PRODUCTS = frozenset({"MmBackward0", "AddmmBackward0", "BmmBackward0", "MvBackward0", "ConvolutionBackward0"})
 _SUMS = frozenset({"EmbeddingBackward0", "ExpandBackward0"})
@@ -53,7 +59,12 @@ _ZEROS: dict[str, Cause] = {
 
 
 def cause_of_one(
-    operations: Collection[str], got: TensorStats, made: TensorStats, is_input_finite: bool, is_output_finite: bool
+    operations: Collection[str],
+    got: TensorStats,
+    made: TensorStats,
+    is_input_finite: bool,
+    is_output_finite: bool,
+    is_weights: bool = False,
 ) -> Cause | None:
     """Why one node made bad gradients of finite ones; None where these numbers do not prove it.
 
@@ -62,6 +73,7 @@ def cause_of_one(
         got, made: gradients, the latter bad.
         is_input_finite, is_output_finite: whether the tensor that the bad gradient is of is known to be finite, and
             the one that the other is of.
+        is_weights: whether it is the gradient of a weight, to which others may have been added.
     """
     if got.is_bad or not got.dtype.is_floating_point or not made.dtype.is_floating_point:
         return None
@@ -81,9 +93,10 @@ def cause_of_one(
     if operation in _PRODUCTS and is_alone and is_output_finite:
         text = f"finite gradients times finite numbers add up to what is beyond {limit_text(got.dtype)}"
         return Cause("accumulation-overflow", text)
-    if operation in _POLES and got.dtype == made.dtype:
+    if operation in _POLES and got.dtype == made.dtype and not is_weights:
         bound, why = _POLES[operation]
-        if made.has_inf and 2 * got.abs_max * bound(made.dtype) <= limit:
+        largest = got.abs_max * (_MOST_SUMMANDS if all_of & _BROADCASTING else 1)
+        if made.has_inf and 2 * largest * bound(made.dtype) <= limit:
             return Cause("division-by-zero", why)
         if made.has_nan and is_alone and is_output_finite:
             return Cause("division-by-zero", why)
@@ -93,8 +106,8 @@ def cause_of_one(
 
 
 def only_operation(operations: Collection[str], got: TensorStats, made: TensorStats) -> str | None:
-    """The one of these nodes that can make anything bad of what is finite, if it is one."""
-    working = _without_widening(operations, got, made) - _PASSING
+    """The name of those of these nodes that can make anything bad of what is finite, if all have the same."""
+    working = _without_widening(operations, got, made) - _PASSING - {AGAIN}
     return next(iter(working)) if len(working) == 1 and SUM not in working else None
 
 

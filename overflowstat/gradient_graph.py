@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .backward_roots import Edge
-from .gradient_cause import SUM
+from .gradient_cause import AGAIN, REPEATABLE, SUM
 
 __all__ = ["ACCUMULATE", "GradientGraph", "Parent", "Place", "Tap", "Use"]
 
@@ -227,6 +227,8 @@ class GradientGraph:
             node = nodes.pop()
             known = self._known(node)
             if (name := node.name()) not in HARMLESS:
+                if name in names and name not in REPEATABLE:
+                    names.add(AGAIN)
                 names.add(name)
             if not known.is_followed and torch.is_anomaly_enabled():
                 known.is_followed = True

@@ -158,6 +158,7 @@ class GradientVerdicts:
                 if use.of in bad.read:
                     of.append(use.of)
                 elif use.of not in met:
+                    is_known = False  # some may be there twice
                     met.add(use.of)
                     around.append(use.of)
         parents = self._graph.parents(bad.roots, tap, None)
@@ -189,7 +190,9 @@ class GradientVerdicts:
         largest = max(contents, key=lambda content: content.abs_max)
         is_input_finite = bad.tap is not None and self.is_known_finite(bad.tap)
         are_outputs_finite = all(map(self.is_known_finite, origin.of))
-        cause = cause_of_one(origin.operations, largest, made, is_input_finite, are_outputs_finite)
+        cause = cause_of_one(
+            origin.operations, largest, made, is_input_finite, are_outputs_finite, is_weights=bad.tap is None
+        )
         return *(cause or ("unknown", "")), only_operation(origin.operations, largest, made)
 
     def _advice(self, bad: BadGradient, origin: _Origin, got: Collection[TensorStats | str], kind: Kind) -> str | None:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from test_gradients import around
 
-from overflowstat import TensorStats, tensor_stats
-from overflowstat.gradient_cause import SUM, advise_gradient, cause_of_one, only_operation
+from overflowstat import Monitor, NonFiniteError, TensorStats, tensor_stats
+from overflowstat.gradient_cause import AGAIN, SUM, advise_gradient, cause_of_one, only_operation
+from overflowstat.recorder import RecorderName
 from overflowstat.verdict import Kind
 
 INF, NAN = float("inf"), float("nan")
@@ -67,6 +69,31 @@ def test_the_bound_of_the_arcs_holds_for_every_number_below_1(dtype: torch.dtype
     name = f"{function.__name__.title()}Backward0"
     assert kind_of({name}, stats(0.98 * largest, dtype=dtype), stats(INF, dtype=dtype)) == "division-by-zero"
     assert kind_of({name}, stats(1.03 * largest, dtype=dtype), stats(INF, dtype=dtype)) is None
+
+
+def test_two_of_a_pole_may_be_steeper_than_one(recorder_name: RecorderName) -> None:
+    """The fourth root of the smallest number, whose gradient by a large one is beyond the limit, though none is 0."""
+    model = around(lambda x: x.sqrt().sqrt())
+    x = torch.tensor([[1e-42, 1.0]])
+    with Monitor(model, gradients=True, recorder=recorder_name, sinks=[]), pytest.raises(NonFiniteError) as error:
+        (model(x).sum() * 1e10).backward()
+    verdict = error.value.verdict
+    assert verdict is not None
+    assert (verdict.module, verdict.operation, verdict.kind) == ("middle", "SqrtBackward0", "unknown")
+    # As one it would be.
+    assert kind_of({"SqrtBackward0"}, stats(1e10), stats(INF)) == "division-by-zero"
+    assert kind_of({"SqrtBackward0", AGAIN}, stats(1e10), stats(INF)) is None
+
+
+def test_what_was_broadcast_is_added_up_before_the_root() -> None:
+    both = {"SqrtBackward0", "WhereBackward0"}
+    # 3.4e38 * 2 * sqrt(2**-149) / 2 / 2**40 = 1.158e4
+    assert kind_of(both, stats(1.15e4), stats(INF)) == "division-by-zero"
+    assert kind_of(both, stats(1.17e4), stats(INF)) is None
+
+
+def test_a_weights_gradient_may_have_been_added_to() -> None:
+    assert cause_of_one({"SqrtBackward0"}, stats(1.0), stats(INF), True, True, is_weights=True) is None
 
 
 def test_a_nan_of_a_root_is_0_by_0_only_if_the_root_itself_is_known_to_be_finite() -> None:
