@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_gradients import Calls, X, around, linear, sqrt_at_0, verdict_of
+from gradient_models import Calls, X, around, line, linear, sqrt_at_0, verdict_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -46,10 +46,6 @@ def raised(
 
 def backward(model: nn.Module, x: Tensor = X) -> Callable[[], None]:
     return lambda: torch.autograd.backward([model(x).sum()])
-
-
-def line(function: Callable[..., object], offset: int = 1) -> str:
-    return f"{function.__code__.co_filename.rpartition('/')[2]}:{function.__code__.co_firstlineno + offset}"
 
 
 def test_the_operation_inside_of_the_node_and_its_operands(recorder_name: RecorderName) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_gradients import around
+from gradient_models import around
 
 from overflowstat import Monitor, NonFiniteError, TensorStats, tensor_stats
 from overflowstat.gradient_cause import AGAIN, SUM, advise_gradient, cause_of_one, only_operation

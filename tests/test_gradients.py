@@ -13,6 +13,7 @@ import models
 import pytest
 import torch
 from brute_force import all_bits
+from gradient_models import Calls, X, around, line, linear, sqrt_at_0, verdict_of
 from keeps import Keeps
 from models import Subject
 from torch import Tensor, nn
@@ -24,37 +25,8 @@ from overflowstat.monitor import CheckName
 from overflowstat.recorder import Reading, Recorder, RecorderName, Replays, make_recorder
 from overflowstat.report import Report
 from overflowstat.row import Row
-from overflowstat.verdict import Verdict
 
 INF, NAN = float("inf"), float("nan")
-
-
-class Calls(nn.Module):
-    """Has a function for its forward."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Any:
-        return self.function(*args)
-
-
-def linear(width: int = 2, value: float | None = None) -> nn.Linear:
-    """The identity, or a multiple of it, without a bias."""
-    module = nn.Linear(width, width, bias=False)
-    with torch.no_grad():
-        module.weight.copy_(torch.eye(width) * (1.0 if value is None else value))
-    return module
-
-
-def around(function: Callable[..., Any]) -> nn.Sequential:
-    """before, middle, after: the middle one is what it is about."""
-    found = nn.Sequential()
-    found.add_module("before", linear())
-    found.add_module("middle", Calls(function))
-    found.add_module("after", linear())
-    return found
 
 
 def backward(model: nn.Module, x: Tensor, recorder_name: RecorderName, **options: Any) -> NonFiniteError:
@@ -66,17 +38,8 @@ def backward(model: nn.Module, x: Tensor, recorder_name: RecorderName, **options
     return e.value
 
 
-def verdict_of(error: NonFiniteError) -> Verdict:
-    assert error.verdict is not None
-    return error.verdict
-
-
 def lines(error: NonFiniteError) -> list[str]:
     return [f"{frame.module}:{line.label}" for frame in error.frames for line in frame.lines]
-
-
-def sqrt_at_0(x: Tensor) -> Tensor:
-    return (x * x).sqrt()
 
 
 def norm_at_0(x: Tensor) -> Tensor:
@@ -89,9 +52,6 @@ def masked_nan_branch(x: Tensor) -> Tensor:
 
 def logarithm_in_float16(x: Tensor) -> Tensor:
     return torch.log(x.half() + 1e-7).float()  # 1 / 1.2e-7 is beyond float16
-
-
-X = torch.tensor([[0.0, 0.0], [1.0, 2.0]])
 
 
 @pytest.mark.parametrize(
@@ -120,9 +80,8 @@ def test_the_module_that_makes_it_is_named(
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
         in_anomaly = verdict_of(backward(around(function), X, recorder_name))
     assert (in_anomaly.module, in_anomaly.operation) == ("middle", operation)
-    line = function.__code__.co_firstlineno + 1
-    assert in_anomaly.source == f"test_gradients.py:{line}"
-    assert f"  by          {operation}, of test_gradients.py:{line}; in it aten.div\n" in in_anomaly.text
+    assert in_anomaly.source == line(function)
+    assert f"  by          {operation}, of {line(function)}; in it aten.div\n" in in_anomaly.text
     assert pickle.loads(pickle.dumps(error)).verdict == error.verdict
 
 
