@@ -24,7 +24,7 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 HARMLESS = frozenset(
     f"{name}Backward{i}"
     for name in ("View", "UnsafeView", "Transpose", "T", "Permute", "Unsqueeze", "Squeeze", "Alias", "Clone", "Reshape")
-    for i in range(2)
+    for i in range(5)
 )
 _keys = itertools.count()
 
