@@ -4,54 +4,77 @@ Its infinities are then no fault: the scaler looks for them, skips the optimizer
 """
 
 import gc
-import sys
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import torch
 from torch.amp import GradScaler
+from torch.optim import Optimizer
 
-__all__ = ["scaler_in_use", "seems_scaled"]
+from .backward_roots import backward_roots
+from .frames import Frame
+from .measurement import measure
+from .recorder import Recorder
+from .verdict import Kind, Verdict
 
-_BACKWARDS = {torch.autograd.backward.__code__: "tensors", torch.autograd.grad.__code__: "outputs"}
+__all__ = ["Promise", "seems_scaled", "what_the_scaler_does"]
+
+MOST_NODES = 64  # of a loss
+OVERFLOWS: tuple[Kind, ...] = ("cast-overflow", "arithmetic-overflow", "accumulation-overflow", "unknown")
 
 
-def seems_scaled() -> bool:
-    """Whether that of the backward in progress may be, by its last operation: a product with what needs no gradient.
+def seems_scaled(is_models: Callable[[Any], bool]) -> bool:
+    """Whether the loss of the backward in progress may be one that a scaler has multiplied: if one of its operations is
+    a product with what needs no gradient. After that may come a division, or a sum of several.
 
-    To be asked in the backward. True where it cannot be told. The tensors are arguments of torch's own function, which
-    is on the stack of this thread or, where autograd runs a device in another one, of some other.
+    To be asked in the backward. True where it cannot be told.
+
+    Args:
+        is_models: whether a node is one of the model's own forward, and none of the loss.
     """
-    here = sys._getframe(1)
-    tensors = _tensors_of_backward(here)
-    if tensors is None:
-        frames = sys._current_frames().values()
-        tensors = next((found for frame in frames if (found := _tensors_of_backward(frame)) is not None), None)
-    if tensors is None:
-        return True
-    return any(_is_product(tensor) for tensor in ([tensors] if isinstance(tensors, torch.Tensor) else tensors))
+    nodes = [node for node, _ in backward_roots()]
+    has_begun = bool(nodes)
+    for node in nodes:  # which grows
+        if is_models(node):
+            continue
+        if node.name() == "MulBackward0" and node.next_functions[1][0] is None:
+            return True
+        if len(nodes) < MOST_NODES:
+            nodes += [following for following, _ in node.next_functions if following is not None]
+    return not has_begun
 
 
-def _tensors_of_backward(frame: FrameType | None) -> Any:
-    while frame is not None:
-        if frame.f_code in _BACKWARDS:
-            return frame.f_locals.get(_BACKWARDS[frame.f_code])
-        frame = frame.f_back
-    return None
+def what_the_scaler_does(kind: Kind) -> str | None:
+    """With gradients that are bad; None if no scaler has multiplied a loss yet.
 
-
-def _is_product(tensor: Any) -> bool:
-    node = getattr(tensor, "grad_fn", None)
-    return node is not None and node.name() == "MulBackward0" and node.next_functions[1][0] is None
-
-
-def scaler_in_use() -> GradScaler | None:
-    """One that has multiplied a loss already. Looks through all objects of the process: for a detection, not for hooks.
-
-    A scaler leaves no other trace: what it multiplies keeps the scale only until the backward has passed there, and
-    its `step` does not call an optimizer whose step it skips. To wrap its methods would be to change torch for all.
+    Looks through all objects of the process: for a detection, not for hooks. A scaler leaves no other trace: what it
+    multiplies keeps the scale only until the backward has passed there, and its `step` does not call an optimizer whose
+    step it skips. To wrap its methods would be to change torch for all.
     """
-    for value in gc.get_objects():
-        if issubclass(type(value), GradScaler) and value.is_enabled() and value._scale is not None:
-            return value  # type: ignore[no-any-return]
-    return None
+    found = [each for each in gc.get_objects() if issubclass(type(each), GradScaler) and _has_scaled(each)]
+    if not found:
+        return None
+    now = f" (now {found[0].get_scale():g})" if len(found) == 1 else ""
+    but = "" if kind in OVERFLOWS else ", which is no cure for this"
+    return f"GradScaler will skip this step, and lower its scale{now}{but}"
+
+
+def _has_scaled(scaler: Any) -> bool:
+    return scaler.is_enabled() and scaler._scale is not None
+
+
+class Promise(NamedTuple):
+    """That a scaler will skip a step."""
+
+    frame: Frame
+    verdict: Verdict
+    """For where it does not."""
+
+    def is_broken(self, optimizer: Optimizer, recorder: Recorder) -> bool:
+        """By an optimizer that takes its step with gradients that are bad. Cost: a pass over them."""
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        # Fused optimizers are called all the same, and told of infinities.
+        if getattr(optimizer, "found_inf", None) is not None or not gradients:
+            return False
+        measurement = measure(recorder, gradients)
+        return any(measurement.non_finite(i) for i in range(measurement.count))

@@ -119,13 +119,14 @@ class Monitor:
         gradients: also see gradients: those that reach what modules give, and what they take from elsewhere than a
             module, as they come in the backward, and those of all weights when it ends; as frames of lines `grad
             output`, `grad input[0]`, `grad weight`. The first bad one in this order ends the backward, or where numbers
-            come late, is raised at its end; with a verdict which module's backward made it, and in torch's anomaly mode
-            by which operation, of which line of the forward (with `check_nan=False`, or torch raises first). Where
-            `torch.amp.GradScaler` has multiplied the loss, the report tells that it will skip the step and nothing is
-            raised, unless an optimizer takes it all the same. `check` and all that follows hold for these, too. Nothing
-            in the graph is changed, and no tensor kept. Not seen are backwards in CUDA graphs, and of a module's output
-            that is a view, and is later written to, the gradient before that. Cost: a pass over each gradient, and a
-            third of a millisecond of Python a module call.
+            come late, is raised at its end; with a verdict which module's backward made it, why where the numbers prove
+            it, and in torch's anomaly mode by which operation, of which line of the forward (with `check_nan=False`, or
+            torch raises first). Where `torch.amp.GradScaler` has multiplied the loss, the report tells that it will
+            skip the step and nothing is raised, unless an optimizer takes it all the same. `check` and all that follows
+            hold for these, too. Nothing in the graph is changed, and no tensor kept. Not seen are backwards in CUDA
+            graphs, what `torch.autograd.grad` gives of weights, and of a module's output that is a view, and is later
+            written to, the gradient before that. Cost: a pass over each gradient, and a third of a millisecond of
+            Python a module call; in anomaly mode a pass over what each node makes and gets, and a wait for it.
         policy: what is watched, and where numbers that are not finite are meant.
         on_detect: "raise" a `NonFiniteError`; "warn" and go on, once for each place, with a count of the batches that
             first went bad there when the monitor is removed; or call this with the `Report`, once for each place, whose

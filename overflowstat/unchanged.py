@@ -31,6 +31,11 @@ class Unchanged:
         known = self._known.get(id(tensor))
         return known if known and known.state.tensor() is tensor else None
 
+    def last(self, tensor: Tensor) -> Known | None:
+        """What was read of it last, though it may have been written to since."""
+        known = self._known.get(id(tensor))
+        return known if known and known.state.reference() is tensor else None
+
     def insert(self, tensor: Tensor, place: Place, size: int) -> None:
         """Nothing happens with those that could be written to unseen: inference tensors, wrappers without storage."""
         state = place.measurement.state(place.position)

@@ -62,14 +62,14 @@ class Verdict:
     label: str
     """The line of its frame where they were first seen: "output", "input[0]", "weight"."""
     produced: bool
-    """Whether the module made them, itself or between its children; else it was given them."""
+    """Whether the module made them, itself or between its children; else it was given them, or it is not known."""
     kind: Kind
     operation: str | None = None
-    """As "aten.div"."""
+    """As "aten.div"; in a backward the name of autograd's node, as "SqrtBackward0"."""
     source: str | None = None
     """The line of the user's code that called the operation, as "model.py:17"."""
     operands: tuple[Operand, ...] = ()
-    """Of the operation, its result last."""
+    """Of the operation, its result last; in a backward of the operation of aten in the node."""
     advice: str | None = None
     """What to try."""
     text: str = ""

@@ -13,6 +13,7 @@ import models
 import pytest
 import torch
 from brute_force import all_bits
+from gradient_models import Calls, X, around, line, linear, sqrt_at_0, verdict_of
 from keeps import Keeps
 from models import Subject
 from torch import Tensor, nn
@@ -24,37 +25,8 @@ from overflowstat.monitor import CheckName
 from overflowstat.recorder import Reading, Recorder, RecorderName, Replays, make_recorder
 from overflowstat.report import Report
 from overflowstat.row import Row
-from overflowstat.verdict import Verdict
 
 INF, NAN = float("inf"), float("nan")
-
-
-class Calls(nn.Module):
-    """Has a function for its forward."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Any:
-        return self.function(*args)
-
-
-def linear(width: int = 2, value: float | None = None) -> nn.Linear:
-    """The identity, or a multiple of it, without a bias."""
-    module = nn.Linear(width, width, bias=False)
-    with torch.no_grad():
-        module.weight.copy_(torch.eye(width) * (1.0 if value is None else value))
-    return module
-
-
-def around(function: Callable[..., Any]) -> nn.Sequential:
-    """before, middle, after: the middle one is what it is about."""
-    found = nn.Sequential()
-    found.add_module("before", linear())
-    found.add_module("middle", Calls(function))
-    found.add_module("after", linear())
-    return found
 
 
 def backward(model: nn.Module, x: Tensor, recorder_name: RecorderName, **options: Any) -> NonFiniteError:
@@ -66,17 +38,8 @@ def backward(model: nn.Module, x: Tensor, recorder_name: RecorderName, **options
     return e.value
 
 
-def verdict_of(error: NonFiniteError) -> Verdict:
-    assert error.verdict is not None
-    return error.verdict
-
-
 def lines(error: NonFiniteError) -> list[str]:
     return [f"{frame.module}:{line.label}" for frame in error.frames for line in frame.lines]
-
-
-def sqrt_at_0(x: Tensor) -> Tensor:
-    return (x * x).sqrt()
 
 
 def norm_at_0(x: Tensor) -> Tensor:
@@ -89,9 +52,6 @@ def masked_nan_branch(x: Tensor) -> Tensor:
 
 def logarithm_in_float16(x: Tensor) -> Tensor:
     return torch.log(x.half() + 1e-7).float()  # 1 / 1.2e-7 is beyond float16
-
-
-X = torch.tensor([[0.0, 0.0], [1.0, 2.0]])
 
 
 @pytest.mark.parametrize(
@@ -113,15 +73,15 @@ def test_the_module_that_makes_it_is_named(
     assert (verdict.label, verdict.source, error.batch_number) == ("grad output", None, 0)
     assert lines(error) == ["after:grad output", "middle:grad output", "before:grad output"]
     assert [bool(frame.bad_lines) for frame in error.frames] == [False, False, True]
-    assert verdict.text.startswith("made in the backward of middle: the gradients that reached it are finite (up to 1)")
+    made = "made in     the backward of middle (Calls); the gradients that reached it are finite, up to 1"
+    assert verdict.text.splitlines()[0] == f"  {made}"
     assert verdict.text in str(error)
     # The line is known only where torch keeps it.
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
         in_anomaly = verdict_of(backward(around(function), X, recorder_name))
     assert (in_anomaly.module, in_anomaly.operation) == ("middle", operation)
-    line = function.__code__.co_firstlineno + 1
-    assert in_anomaly.source == f"test_gradients.py:{line}"
-    assert f"by {operation}, of test_gradients.py:{line}" in in_anomaly.text
+    assert in_anomaly.source == line(function)
+    assert f"  by          {operation}, of {line(function)}; in it aten.div\n" in in_anomaly.text
     assert pickle.loads(pickle.dumps(error)).verdict == error.verdict
 
 
@@ -204,7 +164,7 @@ def test_one_that_comes_from_two_modules_is_pinned_on_neither(recorder_name: Rec
 
     verdict = verdict_of(backward(Model(), X, recorder_name))
     assert (verdict.module, verdict.produced, verdict.kind) == ("first", False, "unknown")
-    assert verdict.text.startswith("made in the backward of one of log, root: the one that reached first (Linear)")
+    assert verdict.text.startswith("  made in     the backward of one of log, root\n")
 
 
 def test_what_was_used_before_a_module_took_it_may_have_made_it(recorder_name: RecorderName) -> None:
@@ -231,7 +191,9 @@ def test_a_loss_that_makes_it(recorder_name: RecorderName) -> None:
         model(X).sqrt().sum().backward()
     verdict = verdict_of(error.value)
     assert (verdict.module, verdict.produced, verdict.kind) == ("0", False, "bad-input")
-    assert verdict.text.startswith("it came so to the model, from the loss or what else follows")
+    assert verdict.text.startswith(
+        "  given       it came so to the model, from the loss or what else has used what it gave"
+    )
 
 
 def test_bad_gradients_of_weights_alone(recorder_name: RecorderName) -> None:
@@ -247,7 +209,7 @@ def test_bad_gradients_of_weights_alone(recorder_name: RecorderName) -> None:
     error = backward(model, torch.ones(1, 2), recorder_name)
     verdict = verdict_of(error)
     assert (verdict.module, verdict.class_name, verdict.label) == ("1", "Scales", "grad scale")
-    assert verdict.produced and "that of its scale is inf" in verdict.text
+    assert verdict.produced and verdict.text.startswith("  made in     the backward of 1 (Scales)")
     assert lines(error) == ["2:grad output", "1:grad output", "0:grad output", "2:grad weight", "1:grad scale"]
 
 
@@ -495,7 +457,7 @@ def test_warnings_and_reports_once_for_each_place(recorder_name: RecorderName) -
     monitor.remove()
     Monitor(model, gradients=True, recorder=recorder_name, sinks=[], on_detect="warn")
     loss = model(X).sum()
-    with pytest.warns(MonitorWarning, match="made in the backward of middle"):
+    with pytest.warns(MonitorWarning, match="made in     the backward of middle"):
         loss.backward()
 
 
@@ -587,8 +549,29 @@ def test_numbers_that_come_late_are_judged_when_check_says(check: CheckName, whe
     assert lines(error.value) == ["after:grad output", "middle:grad output", "before:grad output"]
 
 
+def test_late_numbers_have_their_cause_in_anomaly_mode() -> None:
+    """Each node is waited for there, since what it has saved is freed when it has run."""
+    model, late = around(sqrt_at_0), Late()
+    Monitor(model, gradients=True, recorder=late, sinks=[])
+    with torch.autograd.set_detect_anomaly(True, check_nan=False), pytest.raises(NonFiniteError) as error:
+        model(X).sum().backward()
+    verdict = verdict_of(error.value)
+    assert (verdict.module, verdict.operation, verdict.kind) == ("middle", "SqrtBackward0", "division-by-zero")
+
+
+def test_after_the_backward_nobody_looks_for_other_uses() -> None:
+    model = around(sqrt_at_0)
+    monitor = Monitor(model, gradients=True, recorder=Late(), sinks=[], check="step")
+    model(X).sum().backward()
+    with pytest.raises(NonFiniteError) as error:
+        monitor.check()
+    text = verdict_of(error.value).text
+    assert "are finite, up to 1; whether anything outside has used what it gave was not looked for" in text
+
+
 @pytest.fixture
 def scaler() -> torch.amp.GradScaler:
+    gc.collect()  # those of other tests
     return torch.amp.GradScaler("cpu", init_scale=2.0**16)
 
 
@@ -618,6 +601,67 @@ def test_a_step_that_a_scaler_skips_is_told_and_not_raised(
     assert verdict is not None and verdict.advice is not None and verdict.advice.startswith("GradScaler will skip")
 
 
+Loss = Callable[[torch.amp.GradScaler, Tensor], Tensor]
+
+
+def halves(scaler: torch.amp.GradScaler, loss: Tensor) -> Tensor:
+    first, second = scaler.scale([loss / 2, loss / 2])
+    return first + second
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize(
+    "loss_of",
+    [lambda scaler, loss: scaler.scale(loss), lambda scaler, loss: scaler.scale(loss * 2) / 2, halves],
+    ids=["scaled", "divided", "summed"],
+)
+def test_a_scaler_over_many_steps_with_growth(recorder_name: RecorderName, loss_of: Loss, clips: bool) -> None:
+    """Beyond float16 are a scale of 65536 and more; it is doubled after each two steps that are taken."""
+    model = scaled_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    gc.collect()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17, growth_interval=2)
+    scales, taken = [2.0**17], []
+    with Monitor(model, gradients=True, recorder=recorder_name, sinks=[]) as monitor:
+        for _ in range(8):
+            before = model.get_parameter("0.weight").detach().clone()
+            optimizer.zero_grad()
+            torch.autograd.backward([loss_of(scaler, model(torch.ones(1, 2)).sum())])
+            if clips:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            taken.append(not torch.equal(model.get_parameter("0.weight"), before))
+    assert scales == [2.0**k for k in (17, 16, 15, 15, 16, 15, 15, 16, 15)]
+    assert taken == [False, False, True, True, False, True, True, False]
+    assert [detection.batches for detection in monitor.detections] == [4]
+    verdict = monitor.detections[0].report.verdict
+    assert verdict is not None and (verdict.kind, verdict.operation) == ("cast-overflow", "ToCopyBackward0")
+    assert verdict.text.endswith("  then        GradScaler will skip this step, and lower its scale (now 131072)")
+    assert "  try " not in verdict.text
+
+
+def test_what_a_smaller_scale_does_not_cure(recorder_name: RecorderName, scaler: torch.amp.GradScaler) -> None:
+    model, reports = around(torch.sqrt), list[Report]()
+    Monitor(model, gradients=True, recorder=recorder_name, sinks=[], on_detect=reports.append)
+    other = torch.amp.GradScaler("cpu", init_scale=2.0)
+    other.scale(torch.ones(1))  # so that nobody knows whose scale is the one
+    scaler.scale(model(X).sum() * 2.0**-16).backward()
+    verdict = reports[0].verdict
+    assert verdict is not None and verdict.kind == "division-by-zero"
+    assert verdict.advice == "GradScaler will skip this step, and lower its scale, which is no cure for this"
+
+
+def test_a_product_in_the_model_is_no_scaler(recorder_name: RecorderName, scaler: torch.amp.GradScaler) -> None:
+    scaler.scale(torch.ones(1, requires_grad=True))
+    model = around(lambda x: sqrt_at_0(x) * 0.5)
+    Monitor(model, gradients=True, recorder=recorder_name, sinks=[])
+    with pytest.raises(NonFiniteError, match="made in     the backward of middle"):
+        model(X).sum().backward()
+
+
 def test_a_step_that_is_taken_though_a_scaler_is_there_raises(
     recorder_name: RecorderName, scaler: torch.amp.GradScaler
 ) -> None:
@@ -637,14 +681,15 @@ def test_a_loss_that_no_scaler_has_multiplied_raises_though_one_is_there(
     scaler.scale(torch.ones(1, requires_grad=True))
     model = around(sqrt_at_0)
     Monitor(model, gradients=True, recorder=recorder_name, sinks=[])
-    with pytest.raises(NonFiniteError, match="made in the backward of middle"):
+    with pytest.raises(NonFiniteError, match="made in     the backward of middle"):
         model(X).sum().backward()
 
 
 def test_a_product_of_the_users_own_is_no_scaler(recorder_name: RecorderName) -> None:
+    gc.collect()
     model = around(sqrt_at_0)
     Monitor(model, gradients=True, recorder=recorder_name, sinks=[])
-    with pytest.raises(NonFiniteError, match="made in the backward of middle"):
+    with pytest.raises(NonFiniteError, match="made in     the backward of middle"):
         (model(X).sum() * torch.tensor(0.5)).backward()
 
 

@@ -6,14 +6,15 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from verdicts import division, domains, given, masks, overflow, real_models
+from verdicts import division, domains, given, gradients, masks, overflow, real_models
 from verdicts.case import Case
 
 from overflowstat import Monitor, NonFiniteError
 from overflowstat.recorder import RecorderName
 from overflowstat.verdict import KINDS, Verdict
 
-CASES: list[Case] = [case for each in (overflow, masks, division, domains, given, real_models) for case in each.CASES]
+FILES = (overflow, masks, division, domains, given, gradients, real_models)
+CASES: list[Case] = [case for each in FILES for case in each.CASES]
 
 
 @contextmanager
