@@ -332,7 +332,7 @@ class PlainFrameLog:
             self._queue = deque(call for call in self._queue if call.batch_number != number)
 
     def kept(self) -> list[Frame]:
-        return [call.frame() for call in self._kept]
+        return [call.frame() for call in list(self._kept)]  # a copy, as other threads go on
 
     def clear_kept(self) -> None:
         self._kept.clear()

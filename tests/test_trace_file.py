@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -22,7 +23,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from traces import ALLOWED, INF, NAN, frame, lines_of, numbers, opened, write
 
-from overflowstat import CallableSink, Monitor, NonFiniteError, Policy, TensorStats, TraceFile, load_trace
+from overflowstat import (
+    CallableSink,
+    Monitor,
+    NonFiniteError,
+    Policy,
+    TensorStats,
+    TraceFile,
+    load_trace,
+    trace_format,
+)
 from overflowstat.errors import BatchLimitReached, MonitorWarning
 from overflowstat.frames import Frame, Line
 from overflowstat.recorder import RecorderName
@@ -162,6 +172,26 @@ def test_numbers_that_are_not_finite_are_texts_and_integers_are_exact(tmp_path: 
         "first_bad": [0],
     }
     assert (second["abs_min"], second["abs_max"]) == (9007199254740993, 18446744073709551615)
+
+
+DETAILS = ("zero_count", "subnormal_count", "abs_min_nonzero")
+
+
+def test_what_a_monitor_was_asked_for_beyond_that_comes_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    detailed: type = TensorStats
+    if "zero_count" not in {field.name for field in dataclasses.fields(TensorStats)}:
+        added = [(name, object, dataclasses.field(default=None)) for name in DETAILS]
+        detailed = dataclasses.make_dataclass("Detailed", added, bases=(TensorStats,), frozen=True)
+        monkeypatch.setattr(trace_format, "TensorStats", detailed)
+        monkeypatch.setattr(trace_format, "DETAILS", DETAILS)
+    rest = (0.0, 0.0, 0.0, 0, 0, 0, None, 2, torch.float32, (2,))
+    asked, not_asked = detailed(*rest, zero_count=2, subnormal_count=0, abs_min_nonzero=NAN), detailed(*rest)
+    write(path, [frame(0, "m", {"asked": asked, "not asked": not_asked})])
+    written = lines_of(path)[1]["lines"]
+    assert [[line.get(name) for name in DETAILS] for line in written] == [[2, 0, "nan"], [None] * 3]
+    first, second = load_trace(path).rows
+    assert (first.zero_count, first.subnormal_count, str(first.abs_min_nonzero)) == (2, 0, "nan")
+    assert (second.zero_count, second.subnormal_count, second.abs_min_nonzero) == (None, None, None)
 
 
 def test_what_is_allowed_and_not_judged_comes_back(path: Path) -> None:
