@@ -27,6 +27,7 @@ from .investigator import Investigator
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
 from .near import NearLimit
+from .origin import first_judged
 from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
@@ -536,12 +537,13 @@ class Monitor:
         before = self._log.kept()[:-1]
         first = bad.lines.index(bad.bad_lines[0])
         tensor = None if is_capturing() else self._log.tensor(first)
+        judged = None if is_capturing() else self._log.tensor(bad.lines.index(first_judged(bad)))
         report = Report(
             bad.batch_number,
             () if self._keep == 0 else (*before, bad),
             bad,
             None if tensor is None else wholly_bad_rows(tensor),
-            self._verdict(bad, before, last_bad_batch) if self._reporter.would_tell(bad) else None,
+            self._verdict(bad, before, last_bad_batch, judged) if self._reporter.would_tell(bad) else None,
         )
         self._log.clear_kept()
         self._raised_in_batch = bad.batch_number
@@ -550,12 +552,14 @@ class Monitor:
             self._end_batch()  # or else the root's hook does
         self._reporter.report(report)
 
-    def _verdict(self, bad: Frame, before: Sequence[Frame], last_bad_batch: int | None) -> Verdict | None:
+    def _verdict(
+        self, bad: Frame, before: Sequence[Frame], last_bad_batch: int | None, tensor: Tensor | None
+    ) -> Verdict | None:
         if self._investigator is None:
             return None
         self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)  # what is run again
         try:
-            return self._investigator.verdict(bad, before, self._log.pending == 0, last_bad_batch)
+            return self._investigator.verdict(bad, before, self._log.pending == 0, last_bad_batch, tensor)
         finally:
             self._configure_batch()
 
