@@ -111,6 +111,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._provenance = Provenance()
         self._made: set[int] = set()  # storages; where one is freed, only one that is made here can take its place
         self._written: set[int] = set()
+        self._read: list[tuple[float, set[int]]] = []  # numbers that went to Python, with their origins
         self._kept = kept
         self.has_seen_empty = False
         """Whether there was memory that is not initialised."""
@@ -145,6 +146,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._made.add(storage_of(tensor))
             self._provenance.forget(tensor)
         self._written.update(map(storage_of, done.written))
+        if isinstance(results, float) and results - results != 0:  # as item() gives it
+            with _apart():
+                self._read.append((results, self._borne(done).numbers))
         if done.name in EMPTY:
             self.has_seen_empty = True
             if self._fill_empty:
@@ -197,7 +201,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for x in _pytree.tree_leaves(value):
                 if isinstance(x, float) and x - x != 0:
                     kinds |= NonFinite.of(x != x, x > 0, x < 0)
-                    done.constants.add(self._entry(done, name, None, x))
+                    read = (origins for number, origins in self._read if repr(number) == repr(x))
+                    done.constants |= next(read, None) or {self._entry(done, name, None, x)}
         return _Borne(kinds, numbers | done.constants)
 
     def _numbers(self, done: DoneOperation, result: Tensor, kinds: NonFinite, borne: _Borne) -> int | Tensor:

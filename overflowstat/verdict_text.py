@@ -96,6 +96,8 @@ def _bad_before(found: Findings, entry: Entry) -> str:
         )
     elif found.origin.given_as:
         text = f"{found.origin.given_as}: {numbers}"
+    elif entry.operation is None:
+        text = f"what it gives, which no operation of torch has made: {numbers}"
     else:
         text = f"{entry.operand.name}, which no line shows: {numbers}"
     return f"{text}; but this call writes to it, and may have made it so" if entry.is_written else text
