@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -71,6 +72,8 @@ def advise(birth: Birth, cure: Cure, is_autocast: bool) -> str | None:
     name = birth.operation.rpartition(".")[2].removesuffix("_")
     if kind in OVERFLOWS and _adds_limits(birth):
         return "a mask that is half of torch.finfo(dtype).min, or -inf, or one of bool: another is added to it here"
+    if kind in OVERFLOWS and (number := _too_large(birth, limit_of(dtype))) is not None:
+        return f"torch.finfo(dtype).min / 2, or another that {short_name(dtype)} holds, in place of {number:.3g}"
     if kind in OVERFLOWS and dtype in NARROW:
         return _wider(birth, cure, is_autocast)
     if kind == "arithmetic-overflow" and name in EXPONENTIALS:
@@ -147,7 +150,19 @@ def _is_finite_in_float32(call: Call, state: RunState, recorder: Recorder, casts
 
 
 def may_float32_cure(birth: Birth) -> bool:
-    return birth.cause.kind in OVERFLOWS and _result_dtype(birth) in NARROW and not _adds_limits(birth)
+    dtype = _result_dtype(birth)
+    is_overflow = birth.cause.kind in OVERFLOWS and dtype in NARROW
+    return is_overflow and not _adds_limits(birth) and _too_large(birth, limit_of(dtype)) is None
+
+
+def _too_large(birth: Birth, limit: float) -> float | None:
+    """A number of Python's among the operands that the dtype of the result does not hold."""
+    for operand in birth.operands[:-1]:
+        if operand.name in ("other", "value") and isinstance(operand.content, str):
+            with suppress(ValueError):  # of one that is none
+                if limit < abs(number := float(operand.content)) < math.inf:
+                    return number
+    return None
 
 
 def _result_dtype(birth: Birth) -> torch.dtype:

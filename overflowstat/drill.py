@@ -1,5 +1,6 @@
 """A module call that is run once more, to find the operation that made numbers which are not finite."""
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -77,8 +78,11 @@ def _run(
     call: Call, seen: Seen, operations: Operations, kept: KeptTensors, recorder: Recorder, state: RunState
 ) -> Drilled:
     others: list[NonFinite] = []
+    thread = threading.get_ident()
 
     def look(args: tuple[object, ...], kwargs: Mapping[str, object], output: object = None) -> None:
+        if threading.get_ident() != thread:  # which runs the model for its own ends
+            return
         with apart_from_the_run():
             for tensor in _at(seen.label, args, kwargs, output):
                 kinds = kinds_in(recorder, tensor)

@@ -201,8 +201,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for x in _pytree.tree_leaves(value):
                 if isinstance(x, float) and x - x != 0:
                     kinds |= NonFinite.of(x != x, x > 0, x < 0)
-                    read = (origins for number, origins in self._read if repr(number) == repr(x))
-                    done.constants |= next(read, None) or {self._entry(done, name, None, x)}
+                    read = [origins for number, origins in self._read if repr(number) == repr(x)]
+                    done.constants |= read[0] if read else {self._entry(done, name, None, x)}
         return _Borne(kinds, numbers | done.constants)
 
     def _numbers(self, done: DoneOperation, result: Tensor, kinds: NonFinite, borne: _Borne) -> int | Tensor:

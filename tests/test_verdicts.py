@@ -6,14 +6,15 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from verdicts import division, domains, given, masks, overflow, real_models
+from verdicts import division, domains, given, masks, mixed, overflow, real_models, wrapped
 from verdicts.case import Case
 
 from overflowstat import Monitor, NonFiniteError
 from overflowstat.recorder import RecorderName
 from overflowstat.verdict import KINDS, Verdict
 
-CASES: list[Case] = [case for each in (overflow, masks, division, domains, given, real_models) for case in each.CASES]
+FILES = (overflow, masks, division, domains, given, mixed, wrapped, real_models)
+CASES: list[Case] = [case for each in FILES for case in each.CASES]
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def test_the_cause_is_the_one_that_was_written_down(case: Case, recorder_name: R
 
 def test_every_kind_has_a_case() -> None:
     assert {case.kind for case in CASES} == set(KINDS)
-    assert len({case.name for case in CASES}) == len(CASES) >= 28
+    assert len({case.name for case in CASES}) == len(CASES) >= 80
 
 
 def test_the_tally(recorder_name: RecorderName) -> None:
