@@ -130,7 +130,9 @@ def where_float32_cures(
             return Cure(names[call.module])
     if tried is None:
         return Cure()
-    return Cure(holds_uncast=_is_finite_in_float32(*tried, recorder, casts_back=False))
+    holds = _is_finite_in_float32(*tried, recorder, casts_back=False)
+    is_all = tried[0] is calls[-1]  # a part says nothing of what comes after it
+    return Cure(holds_uncast=holds if is_all or holds is False else None)
 
 
 def _is_finite_in_float32(call: Call, state: RunState, recorder: Recorder, casts_back: bool) -> bool | None:
