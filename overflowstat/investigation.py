@@ -14,6 +14,7 @@ from .headroom import Growth, growth
 from .operations import Birth, Entry
 from .origin import Origin, find_origin, first_judged, inputs_of
 from .provenance import storage_of
+from .rerun import holds_containers
 from .row import NOTHING, NonFinite
 from .run_state import RunState
 from .stats import TensorStats, apart_from_the_run
@@ -98,10 +99,17 @@ def _doubted(scene: Scene, origin: Origin) -> Origin:
     """What the model was given is not what it is now, if it was written over; and that need not show."""
     if origin.where != "outside" or scene.root_call is None:
         return origin
-    if scene.root_call.has_written_to_inputs():
+    if origin.given is not None and scene.root_call.is_as_it_was(origin.given):
+        return origin
+    if _has_changed(scene):
         return replace(origin, where="overwritten", call=None, is_certain=True)
-    shows = origin.given is not None and scene.root_call.would_tell(origin.given)
-    return origin if shows else replace(origin, is_certain=False)
+    return replace(origin, is_certain=False)
+
+
+def _has_changed(scene: Scene) -> bool:
+    """Whether what the model was given is no longer what it was."""
+    root = scene.calls[-1]
+    return scene.root_call is not None and scene.root_call.has_changed(root.args, root.kwargs)
 
 
 def _drilled(scene: Scene, origin: Origin) -> Drilled:
@@ -116,6 +124,9 @@ def _drilled(scene: Scene, origin: Origin) -> Drilled:
     kinds = line.content.non_finite & ~line.allowed if isinstance(line.content, TensorStats) else NOTHING
     module = scene.calls[0].module if scene.is_current else scene.module(scene.bad.module)
     for call, state, has_its_numbers in _candidates(scene, origin):
+        if call is scene.calls[-1] and _has_changed(scene):
+            found = Drilled(reason="what the model was given is written over")
+            break
         found = drill(call, Seen(module, line.label, kinds), scene.recorder, state)
         if found.origin is not None and (has_its_numbers or not found.has_drawn):
             return found
@@ -127,11 +138,12 @@ def _drilled(scene: Scene, origin: Origin) -> Drilled:
 def _candidates(scene: Scene, origin: Origin) -> Iterator[tuple[Call, RunState, bool]]:
     """What to run again, from which state, and whether that has the random numbers which it had.
 
-    The least that has made it; then the whole.
+    The least that has made it; then the whole. What is given a list, as a cache may be one, may have put something in:
+    then the whole only, of which that shows.
     """
     root = scene.calls[-1] if scene.calls else None
     call = origin.call
-    if call is not None and call is not root:
+    if call is not None and call is not root and not (_is_root(scene, root) and holds_containers(call)):
         yield call, RunState.now(), False
     if root is not None:
         yield root, _state(scene, root), _is_root(scene, root)
@@ -142,7 +154,7 @@ def _state(scene: Scene, call: Call) -> RunState:
     return scene.root_call.state if scene.root_call is not None and _is_root(scene, call) else RunState.now()
 
 
-def _is_root(scene: Scene, call: Call) -> bool:
+def _is_root(scene: Scene, call: Call | None) -> bool:
     return scene.root_call is not None and call is scene.calls[-1] and scene.names[call.module] == ""
 
 

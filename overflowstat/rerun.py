@@ -2,7 +2,7 @@
 
 import enum
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from .kept_tensors import KeptTensors
 from .run_state import RunState
 from .stats import apart_from_the_run, shape_of
 
-__all__ = ["run_again", "why_not_again"]
+__all__ = ["holds_containers", "run_again", "why_not_again"]
 
 T = TypeVar("T")
 
@@ -36,6 +36,15 @@ def why_not_again(call: Call) -> str:
         elif not isinstance(value, _UNCHANGING):
             return f"it is given a {type(value).__name__}, which it may write to"
     return ""
+
+
+def holds_containers(call: Call) -> bool:
+    """Whether a call is given lists or dicts, which it may have put something into."""
+
+    def any_in(values: Iterable[object]) -> bool:
+        return any(isinstance(x, (list, dict)) or (isinstance(x, tuple) and any_in(x)) for x in values)
+
+    return any_in((*call.args, *call.kwargs.values()))
 
 
 def run_again(

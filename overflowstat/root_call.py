@@ -31,13 +31,19 @@ class RootCall:
         tensors = _tensors([*args, *kwargs.values()], depth=0)
         return cls(batch_number, RunState.now(), tuple((weakref.ref(t), _version(t)) for t in tensors))
 
-    def has_written_to_inputs(self) -> bool:
-        """As far as that shows."""
-        return any((tensor := known()) is not None and _version(tensor) != version for known, version in self.inputs)
+    def is_as_it_was(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one that it was given, and has not been written to; False where that would not show."""
+        return any(
+            known() is tensor and version == _version(tensor) for known, version in self.inputs if version is not None
+        )
 
-    def would_tell(self, tensor: Tensor) -> bool:
-        """Whether it is an input, and a write to it would show."""
-        return any(known() is tensor and version is not None for known, version in self.inputs)
+    def has_changed(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+        """Whether what it was given has been written to since, as far as that shows, or holds other tensors."""
+        now = list(_tensors([*args, *kwargs.values()], depth=0))
+        if len(now) != len(self.inputs):
+            return True
+        pairs = zip(self.inputs, now, strict=True)
+        return any(known() is not tensor or _version(tensor) != version for (known, version), tensor in pairs)
 
 
 def _tensors(values: Iterable[object], depth: int) -> Iterator[Tensor]:

@@ -85,6 +85,8 @@ KNOWN: dict[str, list[Make]] = {
         lambda: t(1.0, dtype=F16) / 1e-9,
         lambda: t(100.0, dtype=F16) / t(1e-7, dtype=F16),
         lambda: t(1e-6, dtype=F16).reciprocal(),
+        lambda: t(6e4, -6e4, dtype=F16).log_softmax(-1),
+        lambda: t(3e38, -3e38).log_softmax(-1),
         lambda: torch.native_dropout(torch.full((50,), 6e4, dtype=F16), 0.5, True),
     ],
     "accumulation-overflow": [

@@ -22,9 +22,20 @@ def test_a_write_to_an_input_shows_wherever_it_was(put: Callable[[Tensor], Any])
     x = torch.ones(2, 2)
     for args, kwargs in (((put(x),), {}), ((), {"x": put(x)})):
         call = RootCall.begins(0, args, kwargs)
-        assert call.would_tell(x) and not call.has_written_to_inputs()
+        assert call.is_as_it_was(x) and not call.has_changed(args, kwargs)
         x[0].mul_(2)
-        assert call.has_written_to_inputs()
+        assert not call.is_as_it_was(x) and call.has_changed(args, kwargs)
+
+
+def test_what_is_put_into_a_container_shows() -> None:
+    xs, named = [torch.ones(2)], {"x": torch.ones(2)}
+    call = RootCall.begins(0, (xs,), {"named": named})
+    assert not call.has_changed((xs,), {"named": named})
+    xs.append(torch.zeros(2))
+    assert call.has_changed((xs,), {"named": named}) and not call.is_as_it_was(xs[1])
+    xs.pop()
+    named["x"] = torch.ones(2)
+    assert call.has_changed((xs,), {"named": named})
 
 
 def test_what_shows_no_write_is_told_as_such() -> None:
@@ -32,7 +43,7 @@ def test_what_shows_no_write_is_told_as_such() -> None:
         x = torch.ones(2)
         call = RootCall.begins(0, (x,), {})
         x.mul_(2)
-    assert not call.would_tell(x) and not call.would_tell(torch.ones(2))
+    assert not call.is_as_it_was(x) and not call.is_as_it_was(torch.ones(2))
 
 
 class Divides(nn.Module):

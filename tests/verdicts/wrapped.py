@@ -197,6 +197,32 @@ class WritesOverItsInput(nn.Module):
         return y
 
 
+class KeepsInList(nn.Module):
+    """What the list holds when the numbers are judged, it did not hold when the model was called."""
+
+    def forward(self, x: Tensor, cache: list[Tensor]) -> Tensor:
+        cache.append(x / 0)
+        return torch.cat(cache)
+
+
+class PutsIntoItsList(nn.Module):
+    """A list of the model's own; run again alone, the one that fills it would find it filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeps = Fills()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.keeps(x, [])
+        return y
+
+
+class Fills(nn.Module):
+    def forward(self, x: Tensor, cache: list[Tensor]) -> Tensor:
+        cache.append(x * 1e30 if not cache else x)
+        return cache[0] * 1e30  # <- own-list
+
+
 def under_inference_mode() -> tuple[nn.Module, Run]:
     """Where operations come as they are written, and not as what torch makes of them."""
     model = Calls(nn.Sequential(large(), large()))
@@ -258,6 +284,17 @@ CASES = [
         produced=False,
         source=None,
     ),
+    Case(
+        "list-that-was-given",
+        lambda: (model := KeepsInList(), lambda: model(ONES, [])),
+        "",
+        None,
+        "unknown",
+        label="input[1][0]",
+        produced=False,
+        source=None,
+    ),
+    Case("own-list", calls(PutsIntoItsList, ONES), "keeps", "aten.mul", "arithmetic-overflow"),
     Case(
         "inference-mode",
         under_inference_mode,
