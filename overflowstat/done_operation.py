@@ -82,7 +82,8 @@ class DoneOperation:
 
         None where that cannot be told. Cost: that of the operation, and of a copy of operands that are bad or written.
         """
-        if self.draws or getattr(self.function, "namespace", "") not in _KNOWN:
+        # The running statistics of a batch norm are written to, and its schema does not tell.
+        if self.draws or "batch_norm" in self.name or getattr(self.function, "namespace", "") not in _KNOWN:
             return None
         made: dict[int, Tensor] = {}
 
@@ -116,7 +117,7 @@ def _replaced(tensor: Tensor, before: Tensor, provenance: Provenance, keep: set[
     if bad is not None and bool(bad.any()):
         if keep:
             of = provenance.of(tensor)
-            kept = torch.tensor(sorted(keep), dtype=torch.int16, device=before.device)
+            kept = torch.tensor(sorted(keep), dtype=torch.int32, device=before.device)
             bad = bad & ~(torch.isin(of, kept) if isinstance(of, Tensor) else torch.tensor(of in keep))
         return before.masked_fill(bad.to(before.device), 1.0)
     return before if before is tensor else before.clone()

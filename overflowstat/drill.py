@@ -17,7 +17,9 @@ from .row import NonFinite
 from .run_state import RunState
 from .stats import apart_from_the_run
 
-__all__ = ["Drilled", "Seen", "drill"]
+__all__ = ["FAILED", "Drilled", "Seen", "drill"]
+
+FAILED = "the search for it failed"
 
 
 class Seen(NamedTuple):
@@ -98,6 +100,8 @@ def _run(
     try:
         run_again(call, state, kept, operations, look if seen.module is call.module else None)
     except _Found as found:
+        if operations.failure:
+            return Drilled(reason=f"{FAILED}: {operations.failure}")
         return Drilled(operations.origin_of(found.tensor, seen.kinds), has_drawn=operations.has_drawn)
     except Exception as error:
         return Drilled(reason=f"run again, it raised {type(error).__name__}: {error}")

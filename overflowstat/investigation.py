@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .advice import Cure, advise, may_float32_cure, where_float32_cures
 from .calls import Call, Source
-from .drill import Drilled, Seen, drill
+from .drill import FAILED, Drilled, Seen, drill
 from .findings import Findings, Held, Scene
 from .frames import Frame
 from .headroom import Growth, growth
@@ -23,7 +23,6 @@ from .verdict_text import verdict_text
 
 __all__ = ["FAILED", "investigate"]
 
-FAILED = "the search for it failed"
 OVERFLOWS = ("cast-overflow", "arithmetic-overflow", "accumulation-overflow")
 
 

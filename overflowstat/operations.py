@@ -117,6 +117,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether there was memory that is not initialised."""
         self.has_drawn = False
         """Whether random numbers were drawn."""
+        self.failure = ""
+        """Why what is born is no longer followed; empty as long as it is."""
 
     def __torch_dispatch__(
         self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -153,7 +155,11 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.has_seen_empty = True
             if self._fill_empty:
                 _fill(made)
-        self._follow(done, [*made, *done.written])
+        if not self.failure:
+            try:
+                self._follow(done, [*made, *done.written])
+            except Exception as error:  # which is none of the forward's
+                self.failure = f"{type(error).__name__}: {error}"
         return results
 
     def origin_of(self, tensor: Tensor, kinds: NonFinite) -> Origin:
@@ -221,7 +227,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         clean = done.again(result, self._provenance, keep=set()) if bad is not None and is_known else None
         if bad is None or clean is None or (left := not_finite(clean.result)) is None:
             return self._birth(done, result) if not births and is_new(kinds, borne.kinds) else candidates[0]
-        numbers = torch.zeros(result.shape, dtype=torch.int16, device=result.device)
+        numbers = torch.zeros(result.shape, dtype=torch.int32, device=result.device)
         if bool((born := bad & left).any()):
             numbers[born] = self._birth(done, result, _first(born), clean)
         left = bad & ~born
@@ -273,7 +279,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Of an operation that does several things in one, where one of them tells it."""
         if self._is_part or any(kinds_in(self._recorder, tensor) for tensor in tensors_in(given)):
             return None
-        parts = Operations(self._recorder, self._module, KeptTensors(), is_part=True)
+        kept = KeptTensors()
+        parts = Operations(self._recorder, self._module, kept, is_part=True)
         try:
             made = parts_of(done.function, given)
             if made is None:
@@ -283,6 +290,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             origin = parts.origin_of(result[first], NonFinite.NAN | NonFinite.POSINF | NonFinite.NEGINF)
         except Exception:  # of what torch does not decompose for such operands
             return None
+        finally:
+            kept.put_back()
         # How far numbers go beyond a limit depends on the dtypes of the parts, which may be others here.
         if not isinstance(origin, Birth) or origin.cause.kind in NOT_OF_PARTS:
             return None

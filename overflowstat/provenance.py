@@ -12,7 +12,7 @@ UNMET = 0
 class Provenance:
     """Kept for memory, not for tensors, so that a view tells what was written to what it is a view of.
 
-    Where all that is bad in a storage has one number, that number is kept; else one of each element, two bytes each.
+    Where all that is bad in a storage has one number, that number is kept; else one of each element, four bytes each.
     What it says of an element that is finite means nothing.
     """
 
@@ -47,7 +47,7 @@ class Provenance:
         try:
             if isinstance(known, int):
                 count = tensor.untyped_storage().nbytes() // tensor.itemsize
-                known = torch.full((count,), known, dtype=torch.int16, device=tensor.device)
+                known = torch.full((count,), known, dtype=torch.int32, device=tensor.device)
             elif self._itemsize[storage] != tensor.itemsize:
                 raise ValueError("seen as another dtype")
             written = known.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -35,7 +35,7 @@ def test_parts_of_one_memory_have_numbers_of_their_own() -> None:
 
 def test_numbers_of_each_element_are_kept() -> None:
     provenance, x = Provenance(), bad(2, 2)
-    provenance.put(x, torch.tensor([[1, 2], [3, 1]], dtype=torch.int16))
+    provenance.put(x, torch.tensor([[1, 2], [3, 1]], dtype=torch.int32))
     assert provenance.numbers(x[1], None) == {1, 3}
     provenance.put(x, 5)
     assert provenance.numbers(x, None) == {5}
@@ -62,7 +62,7 @@ def test_memory_seen_as_another_dtype_has_the_earliest() -> None:
 def test_what_overlaps_itself_or_has_no_strides_is_told_of_as_one() -> None:
     provenance = Provenance()
     row = bad(1, 3)
-    provenance.put(row.expand(4, 3), torch.full((4, 3), 6, dtype=torch.int16))
+    provenance.put(row.expand(4, 3), torch.full((4, 3), 6, dtype=torch.int32))
     assert provenance.numbers(row, None) == {6}
     sparse = torch.eye(2).to_sparse()
     provenance.put(sparse, 4)
