@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .bad_tensors import tensors_in
 from .calls import Call, calls_in_progress
+from .detections import Found
 from .findings import Scene
 from .frames import Frame
 from .hooks import is_in_backward
@@ -47,26 +48,13 @@ class Investigator:
         """And all of its calls have been judged."""
         self._root_calls.pop(threading.get_ident(), None)
 
-    def verdict(
-        self,
-        bad: Frame,
-        before: Sequence[Frame],
-        is_last: bool,
-        last_bad_batch: int | None,
-        tensor: Tensor | None,
-    ) -> Verdict:
-        """To be asked on the thread that judges, where it judges.
-
-        Args:
-            bad: the first frame of its batch that is.
-            before: the kept frames before it, in execution order.
-            is_last: no module has been called since.
-            last_bad_batch: the one before this in which anything was bad.
-            tensor: that of the first line that makes the frame bad, if it is still there.
-        """
+    def verdict(self, found: Found) -> Verdict:
+        """To be asked on the thread that judges, where it judges."""
+        bad = found.bad
+        tensor = None if found.tensor is None else found.tensor()
         names = {module: name for name, module in self._model.named_modules()}
         calls = [call for call in calls_in_progress() if call.module in names]
-        is_current = is_last and bool(calls) and names[calls[0].module] == bad.module
+        is_current = found.is_last and bool(calls) and names[calls[0].module] == bad.module
         root_call = self._root_calls.get(threading.get_ident())
         if len(self._root_calls) > 1 and not (is_current and _is_of(calls[0], tensor)):
             # Of which of the threads that are in the model this call is, nothing tells.
@@ -79,14 +67,14 @@ class Investigator:
         return investigate(
             Scene(
                 bad,
-                before,
+                found.before,
                 calls,
                 is_current,
                 names,
                 self._recorder,
                 self._why_no_drill(bad),
                 root_call,
-                earlier if earlier >= 0 and earlier != last_bad_batch else None,
+                earlier if earlier >= 0 and earlier != found.last_bad_batch else None,
                 tensor,
             )
         )
