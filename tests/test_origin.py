@@ -94,10 +94,9 @@ def test_a_constant_is_told_with_its_line(recorder_name: RecorderName) -> None:
         assert verdict.source == f"test_origin.py:{does.__code__.co_firstlineno}"
         assert "the constant nan is written there as it stands" in verdict.text
         assert verdict.advice == """if it is meant: policy=Policy(allow={"0:output": "nan"})"""
-        with Monitor(
-            nn.Sequential(Does(does)), sinks=[], policy=Policy(allow={"0:output": "nan", ":output": "nan"})
-        ) as m:
-            m.model(torch.ones(2))
+        allowed = Policy(allow={"0:output": "nan", ":output": "nan"})
+        with Monitor(nn.Sequential(Does(does)), recorder=recorder_name, sinks=[], policy=allowed) as monitor:
+            monitor.model(torch.ones(2))
 
 
 def test_a_tensor_that_no_line_shows_is_told_as_one(recorder_name: RecorderName) -> None:
