@@ -52,8 +52,25 @@ def calls_in_progress() -> Iterator[Call]:
 
 
 def user_source() -> Source | None:
-    """The innermost line of the user's code; None where all of it is torch's."""
-    return next((_source(frame) for frame in _stack() if _is_the_users(frame)), None)
+    """The innermost line of the user's code; None where all of it is torch's.
+
+    What wraps the forward of a module of torch's own, as accelerate and others do, tells nothing: then that is the line
+    that calls the module.
+    """
+    wrapped: nn.Module | None = None
+    found: FrameType | None = None
+    for frame in _stack():
+        if wrapped is not None and frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals["self"] is wrapped:
+            wrapped = found = None
+        elif _is_the_users(frame):
+            if wrapped is None:
+                return _source(frame)
+            found = found or frame
+        elif wrapped is None and frame.f_code.co_name == "forward":
+            module = frame.f_locals.get("self")
+            if isinstance(module, nn.Module) and getattr(type(module).forward, "__code__", None) is frame.f_code:
+                wrapped = module
+    return found and _source(found)
 
 
 def _stack() -> Iterator[FrameType]:

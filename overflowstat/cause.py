@@ -123,14 +123,24 @@ def _cast(operation: Operation) -> Cause | None:
 
 def _softmax(operation: Operation) -> Cause | None:
     x, dim = operation.given.get("self"), operation.given.get("dim")
-    if not isinstance(x, Tensor) or not isinstance(dim, int) or not _is_nan(operation.value):
+    if not isinstance(x, Tensor) or not isinstance(dim, int):
         return None
+    if not _is_nan(operation.value):
+        return _log_softmax(operation, x)
     row = x.movedim(dim, -1)[_without(operation.first_bad, dim % x.dim())] if x.dim() else x.reshape(1)
     if bool((row == -math.inf).all()):
         return Cause("masked-row", f"all {row.numel()} elements of a row are -inf, so that none is left to choose from")
     if bool((row == math.inf).any()):
         return Cause("inf-minus-inf", "softmax takes the largest of a row from all of it, and that is +inf")
     return None
+
+
+def _log_softmax(operation: Operation, x: Tensor) -> Cause | None:
+    """Of what is further below the largest of its row than the dtype reaches."""
+    in_float64 = _in_float64(operation) if _all_finite(x) else None
+    if in_float64 is None or not limit_of(operation.result.dtype) < in_float64 < math.inf:
+        return None
+    return Cause("arithmetic-overflow", f"{operation.name} is {-in_float64:.3g} there, {_beyond(operation)}")
 
 
 def _attention(operation: Operation) -> Cause | None:
@@ -151,8 +161,8 @@ def _accumulation(operation: Operation) -> Cause | None:
             return Cause("accumulation-overflow", "its operands are finite") if certain else None
         if in_float64 is not None and math.isfinite(in_float64):
             is_beyond = in_float64 > limit_of(operation.result.dtype)
-            text = f"is {_beyond(operation)}" if is_beyond else "overflows on its way"
-            return Cause("accumulation-overflow", f"over finite numbers, {in_float64:.3g} {text}")
+            text = _beyond(operation) if is_beyond else "but what is summed on the way to it overflows"
+            return Cause("accumulation-overflow", f"of finite numbers it would be {in_float64:.3g}, {text}")
         return None
     if operation.name in PRODUCTS:
         return _product_with_infinities(operation)

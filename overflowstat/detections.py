@@ -1,7 +1,10 @@
 """What was detected: as it is found, and so far, each place once."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from .frames import Frame
 from .report import Report
@@ -22,6 +25,8 @@ class Found:
     """No module has been called since."""
     last_bad_batch: int | None
     """The one before this in which anything was bad."""
+    tensor: "weakref.ref[Tensor] | None"
+    """That of the first line that makes the frame bad, if it was there and had not been written to."""
 
 
 @dataclass(slots=True)

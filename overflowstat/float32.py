@@ -26,7 +26,7 @@ from .stats import TensorStats
 from .validation import check_module
 from .wording import limit_text
 
-__all__ = ["InFloat32", "run_in_float32"]
+__all__ = ["InFloat32", "run_in_float32", "run_module_in_float32"]
 
 NARROW = (torch.float16, torch.bfloat16)
 
@@ -65,10 +65,14 @@ def run_in_float32(model: nn.Module, name: str, *, recorder: RecorderName | Reco
         ValueError: the model has no module of that name; the text says which are near.
     """
     module = _find(check_module("model", model), name)
-    scripted = [each for each in module.modules() if isinstance(each, torch.jit.ScriptModule)]
-    if scripted:
-        raise TypeError(f"{name or 'the model'} holds what TorchScript has compiled, whose dtypes are fixed")
+    _refuse_scripted(name, module)
     return InFloat32(module, _Region(name, _module_around(model, name), make_recorder(recorder)))
+
+
+def run_module_in_float32(module: nn.Module, recorder: Recorder, casts_back: bool) -> InFloat32:
+    """As `run_in_float32`, of the module itself; what it gives stays float32 if it is not cast back."""
+    _refuse_scripted("", module)
+    return InFloat32(module, _Region("", None, recorder, casts_back))
 
 
 class InFloat32:
@@ -145,8 +149,9 @@ class _Forward:
 class _Region:
     """What the modules that were put into float32 together share."""
 
-    def __init__(self, name: str, around: str | None, recorder: Recorder) -> None:
+    def __init__(self, name: str, around: str | None, recorder: Recorder, casts_back: bool = True) -> None:
         self._name = name
+        self._casts_back = casts_back
         self._around = around
         self._recorder = recorder
         self._lock = threading.RLock()
@@ -194,7 +199,8 @@ class _Region:
             copies.write_back()
         if inside:
             return output
-        return self._cast_output(output, copies, None if autocast or not first else first[0])
+        dtype = first[0] if first and self._casts_back and not autocast else None
+        return self._cast_output(output, copies, dtype)
 
     def _cast_output(self, output: Any, copies: _Copies, dtype: torch.dtype | None) -> Any:
         """To this dtype, or None for none; what went through unchanged is itself again."""
@@ -243,11 +249,12 @@ class _Region:
         )
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self._name, self._around, self._recorder.name
+        return self._name, self._around, self._recorder.name, self._casts_back
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        name, around, recorder = state
-        self.__init__(name, around, make_recorder(recorder if recorder in ("native", "torch") else "auto"))  # type: ignore[misc]
+        name, around, recorder, casts_back = state
+        made = make_recorder(recorder if recorder in ("native", "torch") else "auto")
+        self.__init__(name, around, made, casts_back)  # type: ignore[misc]
 
 
 class _Copies:
@@ -370,6 +377,11 @@ def _find(model: nn.Module, name: str) -> nn.Module:
         hint = ", ".join(map(repr, dict.fromkeys([*ends, *near])))
         raise ValueError(f"name={name!r}: the model has no such module" + (f"; near: {hint}" if hint else ""))
     return names[name]
+
+
+def _refuse_scripted(name: str, module: nn.Module) -> None:
+    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+        raise TypeError(f"{name or 'the model'} holds what TorchScript has compiled, whose dtypes are fixed")
 
 
 def _has_forward(module: nn.Module) -> bool:

@@ -195,8 +195,12 @@ def _of_layers(batch: Sequence[Frame], last: Frame) -> Iterator[Growth | None]:
             run.append((frame, value))
             at, current = i, current - 1
         run.reverse()
-        # What came after the last of them must not have taken the growth back, or made one of its own.
-        if len(run) >= FEWEST_LAYERS and end is not None and run[-1][1] / LOSS <= end <= GREW * run[-1][1]:
+        if len(run) < FEWEST_LAYERS:
+            continue
+        # What came after the last of them must not have taken the growth back, or made one of its own; what the last
+        # frame calls by itself, as a norm, takes nothing back of what that was given.
+        is_given = run[-1][1] in _largest(last, "input")
+        if is_given or (end is not None and run[-1][1] / LOSS <= end <= GREW * run[-1][1]):
             yield _grown(run, of_layers=True)
 
 

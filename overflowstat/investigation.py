@@ -1,51 +1,29 @@
 """From a detection to its verdict."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
-from torch import nn
+from torch import Tensor
 
-from .advice import advise, may_float32_cure, where_float32_cures
+from .advice import Cure, advise, may_float32_cure, where_float32_cures
 from .calls import Call, Source
-from .drill import Drilled, drill
-from .frames import Frame, Line
-from .operations import Birth
-from .origin import Origin, find_origin, is_weight
-from .recorder import Recorder
-from .root_call import RootCall
+from .drill import FAILED, Drilled, Seen, drill
+from .findings import Findings, Held, Scene
+from .frames import Frame
+from .headroom import Growth, growth
+from .operations import Birth, Entry
+from .origin import Origin, find_origin, first_judged, inputs_of
+from .provenance import storage_of
+from .rerun import holds_containers
 from .row import NOTHING, NonFinite
 from .run_state import RunState
 from .stats import TensorStats, apart_from_the_run
-from .verdict import Kind, Operand, Verdict
-from .wording import limit_of, limit_text, module_text, short_name
+from .verdict import Kind, Verdict
+from .verdict_text import verdict_text
 
-__all__ = ["FAILED", "Scene", "investigate"]
+__all__ = ["FAILED", "investigate"]
 
-FAILED = "the search for it failed"
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What there is to look at when numbers are found to be bad."""
-
-    bad: Frame
-    frames: Sequence[Frame]
-    """Those of its batch before it, as far as they were kept."""
-    calls: Sequence[Call]
-    """Those in progress that it is in, the innermost first, up to the root's."""
-    is_current: bool
-    """Whether the first of these is its own."""
-    names: Mapping[nn.Module, str]
-    recorder: Recorder
-    why_no_drill: str
-    """Why nothing is to be run again; empty if it may."""
-    root_call: RootCall | None
-    """The one that it is in, if the root is in progress."""
-    was_finite_in: int | None
-    """The batch before this one in which all weights were read, and were finite."""
-
-    def module(self, name: str) -> nn.Module:
-        return next(module for module, each in self.names.items() if each == name)
+OVERFLOWS = ("cast-overflow", "arithmetic-overflow", "accumulation-overflow")
 
 
 def investigate(scene: Scene) -> Verdict:
@@ -54,193 +32,236 @@ def investigate(scene: Scene) -> Verdict:
     Cost: a pass over the inputs of calls in progress, and where something may be run again what `drill` costs.
     """
     try:
-        return _investigate(scene)
+        return _verdict(scene, _find(scene))
     except Exception as error:  # of tensors or code of a kind that was not thought of
         bad = scene.bad
-        line = next(line for line in bad.bad_lines if line.is_judged)
         text = f"  {'cause':<10}  not known: {FAILED}: {type(error).__name__}: {error}"
-        return Verdict(bad.batch_number, bad.module, bad.class_name, line.label, False, "unknown", text=text)
+        label = first_judged(bad).label
+        return Verdict(bad.batch_number, bad.module, bad.class_name, label, False, "unknown", text=text)
 
 
-def _investigate(scene: Scene) -> Verdict:
-    bad = scene.bad
-    with apart_from_the_run():
-        origin = find_origin(bad, scene.frames, scene.calls, scene.is_current, scene.names, scene.recorder)
-    if origin.where == "outside" and scene.root_call is not None and scene.root_call.has_written_to_inputs():
-        origin = replace(origin, where="overwritten")
-    drilled = _drilled(scene, origin)
-    birth = drilled.birth
-    maker = bad.module if origin.maker is None else origin.maker
-    if birth is not None:
-        maker = scene.names.get(birth.module, maker)
-    kind, why = _kind(origin, birth)
-    source = _source(scene, origin, birth)
-    advice = _advice(scene, origin, birth, maker)
-    class_name = type(scene.module(maker)).__name__ if maker in scene.names.values() else bad.class_name
-    said = [
-        *_made(scene, origin, maker, class_name, birth),
-        *_by(scene, origin, drilled, source),
-        ("kind", f"{kind}: {why}" if why else kind),
-        *([("try", advice)] if advice else []),
-    ]
+def _verdict(scene: Scene, found: Findings) -> Verdict:
+    where = found.origin.where if found.origin.is_certain else "unknown"
+    is_given = found.kind in ("bad-weight", "bad-input")
+    made = found.birth or (None if is_given else found.entry)
+    source = None if is_given else found.source
     return Verdict(
-        bad.batch_number,
-        maker,
-        class_name,
-        origin.line.label,
-        produced=birth is not None or origin.where in ("made here", "made between"),
-        kind=kind,
-        operation=birth.operation if birth else None,
+        scene.bad.batch_number,
+        found.maker,
+        found.class_name,
+        found.origin.line.label,
+        produced=found.birth is not None or (where in ("made here", "made between") and not is_given),
+        kind=found.kind,
+        operation=made.operation if made else None,
         source=source.place if source else None,
-        operands=birth.operands if birth else (),
-        advice=advice,
-        text="\n".join(f"  {what:<10}  {text}" for what, text in said),
+        operands=found.birth.operands if found.birth else (),
+        advice=found.advice,
+        text=verdict_text(scene, found),
     )
 
 
+def _find(scene: Scene) -> Findings:
+    bad, names = scene.bad, scene.names
+    with apart_from_the_run():
+        origin = find_origin(bad, scene.frames, scene.calls, scene.is_current, names, scene.recorder, scene.tensor)
+    origin = _doubted(scene, origin)
+    drilled = _drilled(scene, origin)
+    origin, birth, entry = _resolved(scene, origin, drilled)
+    held = _holder(scene, entry.tensor) if entry is not None and entry.tensor is not None else None
+    kind, why = _kind(origin, birth, entry, held)
+    maker = bad.module if origin.maker is None else origin.maker
+    if birth is not None:
+        maker = names.get(birth.module, maker)
+    elif kind == "bad-weight" and held is not None:
+        maker = held.module
+    known = {name: module for module, name in names.items()}
+    cure, is_autocast = _cure(scene, birth, maker)
+    return Findings(
+        origin,
+        birth,
+        entry,
+        held,
+        drilled.reason,
+        maker,
+        type(known[maker]).__name__ if maker in known else bad.class_name,
+        kind,
+        why,
+        _source(scene, origin, birth, entry),
+        _last_child(scene, maker),
+        _growth(scene, kind),
+        _was_finite_in(scene, origin),
+        _advice(scene, origin, birth, entry, cure, is_autocast),
+    )
+
+
+def _doubted(scene: Scene, origin: Origin) -> Origin:
+    """What the model was given is not what it is now, if it was written over; and that need not show."""
+    if origin.where != "outside" or scene.root_call is None:
+        return origin
+    if origin.given is not None and scene.root_call.is_as_it_was(origin.given):
+        return origin
+    if _has_changed(scene):
+        return replace(origin, where="overwritten", call=None, is_certain=True)
+    return replace(origin, is_certain=False)
+
+
+def _has_changed(scene: Scene) -> bool:
+    """Whether what the model was given is no longer what it was."""
+    root = scene.calls[-1]
+    return scene.root_call is not None and scene.root_call.has_changed(root.args, root.kwargs)
+
+
 def _drilled(scene: Scene, origin: Origin) -> Drilled:
-    if origin.where in ("weight", "outside", "passed on"):
+    if origin.is_certain and origin.where in ("weight", "outside", "passed on"):
         return Drilled()
     if scene.why_no_drill:
         return Drilled(reason=scene.why_no_drill)
     if origin.where == "overwritten" and origin.call is None:
         return Drilled(reason="what it was given is written over")
     found = Drilled(reason="the call is over, and what it was given is gone; monitor.drill(batch) runs it")
-    target = scene.calls[0].module if scene.is_current else scene.module(scene.bad.module)
-    for call, state in _candidates(scene, origin):
-        found = drill(call, target, scene.recorder, state)
-        if found.birth is not None or found.given is not None:
+    line = origin.line
+    kinds = line.content.non_finite & ~line.allowed if isinstance(line.content, TensorStats) else NOTHING
+    module = scene.calls[0].module if scene.is_current else scene.module(scene.bad.module)
+    for call, state, has_its_numbers in _candidates(scene, origin):
+        if call is scene.calls[-1] and _has_changed(scene):
+            found = Drilled(reason="what the model was given is written over")
             break
+        found = drill(call, Seen(module, line.label, kinds), scene.recorder, state)
+        if found.origin is not None and (has_its_numbers or not found.has_drawn):
+            return found
+    if found.origin is not None:
+        return Drilled(reason="it draws random numbers, and those that it had are gone")
     return found
 
 
-def _candidates(scene: Scene, origin: Origin) -> Iterator[tuple[Call, RunState]]:
-    """What to run again, and from which state: the least that has made it; then the whole, with its random numbers."""
+def _candidates(scene: Scene, origin: Origin) -> Iterator[tuple[Call, RunState, bool]]:
+    """What to run again, from which state, and whether that has the random numbers which it had.
+
+    The least that has made it; then the whole. What is given a list, as a cache may be one, may have put something in:
+    then the whole only, of which that shows.
+    """
     root = scene.calls[-1] if scene.calls else None
     call = origin.call
-    if call is not None and call is not root:
-        yield call, _state(scene, call)
+    if call is not None and call is not root and not (_is_root(scene, root) and holds_containers(call)):
+        yield call, RunState.now(), False
     if root is not None:
-        yield root, _state(scene, root)
+        yield root, _state(scene, root), _is_root(scene, root)
 
 
 def _state(scene: Scene, call: Call) -> RunState:
     """When it began, if that is known; else the present one."""
-    if scene.root_call is not None and call is scene.calls[-1]:
-        return scene.root_call.state
-    return RunState.now()
+    return scene.root_call.state if scene.root_call is not None and _is_root(scene, call) else RunState.now()
 
 
-def _kind(origin: Origin, birth: Birth | None) -> tuple[Kind, str]:
+def _is_root(scene: Scene, call: Call | None) -> bool:
+    return scene.root_call is not None and call is scene.calls[-1] and scene.names[call.module] == ""
+
+
+def _resolved(scene: Scene, origin: Origin, drilled: Drilled) -> tuple[Origin, Birth | None, Entry | None]:
+    """Where the numbers are from, after all that was seen."""
+    found = drilled.origin
+    birth = found if isinstance(found, Birth) else None
+    entry = found if isinstance(found, Entry) else None
+    if entry is not None and entry.tensor is not None:
+        own = _input_label(scene.calls[0], entry.tensor) if scene.is_current else ""
+        models = _input_label(scene.calls[-1], entry.tensor) if _is_root(scene, scene.calls[-1]) else ""
+        if own or models:
+            is_passed_on = own and origin.where in ("passed on", "made here")
+            where = "overwritten" if entry.is_written else "passed on" if is_passed_on else "outside"
+            given_as = own if is_passed_on else models or own
+            return replace(origin, where=where, given_as=given_as, is_certain=True), None, entry  # type: ignore[arg-type]
+    if found is None or origin.is_certain:
+        return origin, birth, entry
+    where = "made between" if origin.where == "outside" else "made here"
+    maker = origin.maker if origin.where != "outside" or origin.call is None else scene.names.get(origin.call.module)
+    return replace(origin, where=where, maker=maker, is_certain=True), birth, entry  # type: ignore[arg-type]
+
+
+def _input_label(call: Call, tensor: Tensor) -> str:
+    """As which a call was given this tensor, or a part of it."""
+    storage = storage_of(tensor)
+    return next((label for label, given in inputs_of(call) if storage_of(given) == storage), "")
+
+
+def _holder(scene: Scene, tensor: Tensor) -> Held | None:
+    storage = storage_of(tensor)
+    for module, name in scene.names.items():
+        weights, buffers, others = module._parameters, module._buffers, module.__dict__
+        for what, table in (("weight", weights), ("buffer", buffers), ("attribute", others)):
+            for key, value in table.items():
+                if isinstance(value, Tensor) and storage_of(value) == storage:
+                    return Held(name, type(module).__name__, key, what)
+    return None
+
+
+def _kind(origin: Origin, birth: Birth | None, entry: Entry | None, held: Held | None) -> tuple[Kind, str]:
     if birth is not None:
         return birth.cause
     if origin.where == "weight":
         return "bad-weight", ""
-    if origin.where == "outside" or origin.given_as:
+    if origin.is_certain and (origin.where == "outside" or (origin.where == "passed on" and origin.given_as)):
         return "bad-input", ""
+    if entry is None:
+        return "unknown", ""
+    if entry.tensor is None:
+        return "unknown", f"the constant {entry.operand.content} is written there as it stands"
+    if held is not None and held.what != "attribute" and not entry.is_written:
+        return "bad-weight", ""
     return "unknown", ""
 
 
-def _advice(scene: Scene, origin: Origin, birth: Birth | None, maker: str) -> str | None:
-    if birth is not None:
-        cure = None
-        if may_float32_cure(birth):
-            # From the module that made them on outwards.
-            names = [scene.names[call.module] for call in scene.calls]
-            calls = list(scene.calls[names.index(maker) :] if maker in names else scene.calls[-1:])
-            states = [_state(scene, call) for call in calls]
-            cure = where_float32_cures(calls, scene.names, scene.recorder, states)
-        return advise(birth, cure)
-    if origin.where == "weight":
-        return "overflowstat.check_weights(model) lists all that are bad"
-    if origin.where == "outside" and _kinds(origin.line) == NonFinite.NEGINF:
-        return f'if it is a mask: policy=Policy(allow={{":{origin.line.label}": "-inf"}})'
-    return None
-
-
-def _kinds(line: Line) -> NonFinite:
-    return line.content.non_finite if isinstance(line.content, TensorStats) else NOTHING
-
-
-def _source(scene: Scene, origin: Origin, birth: Birth | None) -> Source | None:
-    if birth is not None:
-        return birth.source
-    if origin.where == "made here" and origin.call is not None:
+def _source(scene: Scene, origin: Origin, birth: Birth | None, entry: Entry | None) -> Source | None:
+    if birth is not None or entry is not None:
+        return birth.source if birth is not None else entry.source if entry is not None else None
+    if origin.where == "made here" and origin.is_certain and origin.call is not None:
         # The line that called a module of torch's own; which one of a forward of the user's, nothing has told.
         is_torchs = type(origin.call.module).__module__.split(".")[0] == "torch"
         return next((call.source for call in scene.calls[1:] if call.source and is_torchs), None)
     return None
 
 
-def _made(scene: Scene, origin: Origin, maker: str, class_name: str, birth: Birth | None) -> Iterator[tuple[str, str]]:
-    bad = scene.bad
-    where = module_text(maker, class_name)
+def _cure(scene: Scene, birth: Birth | None, maker: str) -> tuple[Cure, bool]:
+    """What computing in float32 helps; and whether autocast is on."""
+    if birth is None or not may_float32_cure(birth):
+        return Cure(), False
+    # From the module that made them on outwards.
+    names = [scene.names[call.module] for call in scene.calls]
+    calls = list(scene.calls[names.index(maker) :] if maker in names else scene.calls[-1:])
+    states = [_state(scene, call) for call in calls]
+    is_autocast = any(is_on for _, is_on, _ in states[-1].autocast) if states else False
+    return where_float32_cures(calls, scene.names, scene.recorder, states), is_autocast
+
+
+def _advice(
+    scene: Scene, origin: Origin, birth: Birth | None, entry: Entry | None, cure: Cure, is_autocast: bool
+) -> str | None:
+    if birth is not None:
+        return advise(birth, cure, is_autocast)
     if origin.where == "weight":
-        since = scene.was_finite_in
-        when = "it was so when it was first read" if since is None else f"it was finite in batch {since}"
-        yield "weight", f"{origin.line.label} was bad before it was used: {when}"
-    elif origin.where == "outside":
-        yield "given", f"it came from outside of the model, which got it as {origin.given_as}"
-    elif origin.where == "passed on" and origin.given_as:
-        yield "given", f"it came as {origin.given_as}, where it is allowed"
-    elif origin.where == "passed on":
-        yield "given", f"{where} gave it, where it is allowed"
-    elif origin.where == "made here" and maker == bad.module:
-        yield "made here", f"{_what_is_finite(bad)}{_largest(bad)}"
-        if last := _last_child(scene, bad.module):
-            yield "after", f"all of its children, of which {_numbers(last)} was the last"
-    elif origin.where == "made between" or birth is not None:
-        yield "made in", f"{where}, in its own forward; what that was given is finite"
-        if last := _last_child(scene, maker):
-            yield "after", _numbers(last)
-    elif origin.where == "overwritten":
-        yield "made", "here or before: what it was given is written over"
-    else:
-        yield "made", "between modules, or outside of the model"
+        return "overflowstat.check_weights(model) lists all that are bad"
+    content = origin.line.content
+    kinds = content.non_finite if isinstance(content, TensorStats) else NOTHING
+    if origin.where == "outside" and origin.is_certain and kinds == NonFinite.NEGINF:
+        return f'if it is a mask: policy=Policy(allow={{":{origin.line.label}": "-inf"}})'
+    if entry is not None and entry.tensor is None:
+        kind = str(entry.operand.content)
+        return f'if it is meant: policy=Policy(allow={{"{scene.bad.module}:{origin.line.label}": "{kind}"}})'
+    return None
 
 
-def _by(scene: Scene, origin: Origin, drilled: Drilled, source: Source | None) -> Iterator[tuple[str, str]]:
-    if drilled.birth is not None:
-        line = f", {source.place}: {source.code}" if source else ""
-        yield "by", f"{drilled.birth.operation}{line}"
-        operands = [f"{each.name} {_range(each.content)}" for each in drilled.birth.operands[:-1] if _is_shown(each)]
-        if operands:
-            yield "given", ", ".join(operands)
-    elif drilled.given is not None:
-        yield "by", "what is not finite as it stands: a constant, or a tensor that no line shows"
-    else:
-        if source is not None:
-            yield "called at", f"{source.place}: {source.code}"
-        if drilled.reason:
-            yield "by", f"not known: {drilled.reason}"
+def _growth(scene: Scene, kind: Kind) -> Growth | None:
+    return growth([*scene.frames, scene.bad]) if kind in OVERFLOWS else None
 
 
-def _what_is_finite(frame: Frame) -> str:
-    weights = [line for line in frame.lines if is_weight(frame, line)]
-    inputs = [line for line in frame.lines if line.label.startswith("input")]
-    there = [what for what, lines in (("inputs", inputs), ("weights", weights)) if lines]
-    allowed = [line.label for line in weights + inputs if line.allowed and _kinds(line)]
-    but = f", but for what is allowed in {', '.join(allowed)}" if allowed else ""
-    return f"its {' and '.join(there)} are finite{but}" if there else "it has no inputs or weights that a line shows"
-
-
-def _largest(frame: Frame) -> str:
-    """How near to its limit what a module was given is."""
-    found = [
-        (line.content.finite_abs_max / limit_of(line.content.dtype), line.label, line.content)
-        for line in frame.lines
-        if not line.label.startswith("output") and isinstance(line.content, TensorStats) and _is_real(line.content)
-    ]
-    if not found:
-        return ""
-    share, label, stats = max(found, key=lambda each: each[0])
-    limit = limit_text(stats.dtype)
-    percent = f", {share:.0%} of {limit}" if share >= 0.01 else f" of {limit}"
-    return f"; largest {stats.finite_abs_max:.3g} in {label}{percent}"
-
-
-def _is_real(stats: TensorStats) -> bool:
-    return stats.dtype.is_floating_point and stats.finite_abs_max == stats.finite_abs_max
+def _was_finite_in(scene: Scene, origin: Origin) -> int | None:
+    if origin.where != "weight":
+        return None
+    for frame in reversed(scene.kept):
+        for line in frame.lines:
+            is_it = frame.module == scene.bad.module and line.label == origin.line.label
+            if is_it and isinstance(line.content, TensorStats) and not line.content.non_finite:
+                return frame.batch_number
+    return None
 
 
 def _last_child(scene: Scene, maker: str) -> Frame | None:
@@ -259,22 +280,3 @@ def _last_child(scene: Scene, maker: str) -> Frame | None:
 
 def _is_in(name: str, parent: str) -> bool:
     return name.startswith(f"{parent}.") if parent else name != ""
-
-
-def _numbers(frame: Frame) -> str:
-    shown = [f"{line.label} {_range(line.content)}" for line in frame.lines if not is_weight(frame, line)]
-    return f"{frame.module} ({frame.class_name}): {', '.join(shown)}"
-
-
-def _range(content: TensorStats | str) -> str:
-    if isinstance(content, str):
-        return content
-    if content.numel == 0:
-        return "empty"
-    largest = [f"up to {content.finite_abs_max:.3g}"] if content.finite_abs_max == content.finite_abs_max else []
-    bad = [f"{count} {what}" for count, what in ((content.nan_count, "nan"), (content.inf_count, "inf")) if count]
-    return f"{' and '.join(largest + bad)} ({short_name(content.dtype)})"
-
-
-def _is_shown(operand: Operand) -> bool:
-    return isinstance(operand.content, TensorStats) or operand.name in ("other", "exponent", "value", "p", "eps")

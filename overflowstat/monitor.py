@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -28,6 +29,7 @@ from .investigator import Investigator
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
 from .near import NearLimit
+from .origin import first_judged
 from .policy import Policy
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
@@ -536,6 +538,8 @@ class Monitor:
                         self._leave_root()
                         self._end_batch()
                         self._told_on.discard(threading.get_ident())
+                        if self._investigator is not None:
+                            self._investigator.root_ends()
                 return
             captured, traced = None, self._is_traced
             calls_before = self._log.calls
@@ -637,7 +641,9 @@ class Monitor:
     def _detect(self, bad: Frame, last_bad_batch: int | None) -> None:
         tensor = None if is_capturing() else self._log.tensor(bad.lines.index(bad.bad_lines[0]))
         rows = None if tensor is None else wholly_bad_rows(tensor)
-        found = Found(bad, self._log.kept()[:-1], rows, self._log.pending == 0, last_bad_batch)
+        judged = None if is_capturing() else self._log.tensor(bad.lines.index(first_judged(bad)))
+        known = None if judged is None else weakref.ref(judged)
+        found = Found(bad, self._log.kept()[:-1], rows, self._log.pending == 0, last_bad_batch, known)
         thread = self._log.thread()
         if thread in self._root_calls_of:
             self._told_on.add(thread)
@@ -670,7 +676,7 @@ class Monitor:
             return None
         self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)  # what is run again
         try:
-            return self._investigator.verdict(found.bad, found.before, found.is_last, found.last_bad_batch)
+            return self._investigator.verdict(found)
         finally:
             self._configure_batch()
 

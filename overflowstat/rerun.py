@@ -2,7 +2,7 @@
 
 import enum
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from .kept_tensors import KeptTensors
 from .run_state import RunState
 from .stats import apart_from_the_run, shape_of
 
-__all__ = ["run_again", "why_not_again"]
+__all__ = ["holds_containers", "run_again", "why_not_again"]
 
 T = TypeVar("T")
 
@@ -38,14 +38,23 @@ def why_not_again(call: Call) -> str:
     return ""
 
 
+def holds_containers(call: Call) -> bool:
+    """Whether a call is given lists or dicts, which it may have put something into."""
+
+    def any_in(values: Iterable[object]) -> bool:
+        return any(isinstance(x, (list, dict)) or (isinstance(x, tuple) and any_in(x)) for x in values)
+
+    return any_in((*call.args, *call.kwargs.values()))
+
+
 def run_again(
     call: Call,
     state: RunState,
     kept: KeptTensors,
     inside: AbstractContextManager[object],
-    look: Callable[[Any], T],
-) -> T:
-    """Run the forward of a call once more, and give look(output).
+    look: Callable[[tuple[Any, ...], dict[str, Any], Any], T] | None,
+) -> T | None:
+    """Run the forward of a call once more, and give look(args, kwargs, output), if that is to be called.
 
     The user's code runs twice for it. No gradients are recorded; buffers, what was put in the place of parameters,
     buffers and inputs, what is in `kept` and the random numbers to come are put back. Other objects that the code
@@ -56,7 +65,7 @@ def run_again(
         state: to begin in.
         kept: to which what is written to may be added.
         inside: entered around the forward.
-        look: at the output, before what it may share memory with is put back.
+        look: at what it was given and gave, before what that may share memory with is put back.
     """
     # Containers are new ones, so that what the forward puts into them is not in those of the user.
     args, kwargs = _pytree.tree_map(lambda value: value, (call.args, dict(call.kwargs)))
@@ -64,10 +73,10 @@ def run_again(
         # Running statistics, too, of which the schema of batch norm does not tell that they are written to.
         kept.keep(buffer for buffer in call.module.buffers() if not is_wrapper(buffer))
     try:
-        with torch.no_grad(), _members_kept(call.module, (args, kwargs)), state.restored(), _without_autocast_cache():
+        with _as_before(), _members_kept(call.module, (args, kwargs)), state.restored(), _without_autocast_cache():
             with _eager(), inside:
                 output = call.module.forward(*args, **kwargs)
-            return look(output)
+            return look(args, kwargs, output) if look is not None else None
     finally:
         with apart_from_the_run():
             kept.put_back()
@@ -110,6 +119,18 @@ def _without_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(was_enabled)
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Without gradients; but torch's transformers do not take the short way that they have then, if they had not."""
+    was_fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(was_fast and not torch.is_grad_enabled())
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fast)
 
 
 def _eager() -> Any:

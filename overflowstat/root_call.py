@@ -1,7 +1,7 @@
 """What a call of the whole model began with."""
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from .run_state import RunState
 
 __all__ = ["RootCall"]
 
+MAX_DEPTH = 4
+
 
 @dataclass(frozen=True)
 class RootCall:
@@ -20,20 +22,40 @@ class RootCall:
 
     batch_number: int
     state: RunState
-    inputs: tuple[tuple["weakref.ref[Tensor]", int], ...]
-    """The tensors that it was given, and their versions then. Not those that lie deeper."""
+    inputs: tuple[tuple["weakref.ref[Tensor]", int | None], ...]
+    """The tensors that it was given, also in lists, tuples and dicts, and their versions then; None for one without."""
 
     @classmethod
     def begins(cls, batch_number: int, args: Sequence[object], kwargs: Mapping[str, object]) -> "RootCall":
         """Cost: some microseconds."""
-        tensors = [value for value in (*args, *kwargs.values()) if is_tensor(value)]
+        tensors = _tensors([*args, *kwargs.values()], depth=0)
         return cls(batch_number, RunState.now(), tuple((weakref.ref(t), _version(t)) for t in tensors))
 
-    def has_written_to_inputs(self) -> bool:
-        return any((tensor := known()) is not None and _version(tensor) != version for known, version in self.inputs)
+    def is_as_it_was(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one that it was given, and has not been written to; False where that would not show."""
+        return any(
+            known() is tensor and version == _version(tensor) for known, version in self.inputs if version is not None
+        )
+
+    def has_changed(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+        """Whether what it was given has been written to since, as far as that shows, or holds other tensors."""
+        now = list(_tensors([*args, *kwargs.values()], depth=0))
+        if len(now) != len(self.inputs):
+            return True
+        pairs = zip(self.inputs, now, strict=True)
+        return any(known() is not tensor or _version(tensor) != version for (known, version), tensor in pairs)
 
 
-def _version(tensor: Tensor) -> int:
-    """0 where none is kept."""
+def _tensors(values: Iterable[object], depth: int) -> Iterator[Tensor]:
+    for value in values:
+        if is_tensor(value):
+            yield value
+        elif depth < MAX_DEPTH and isinstance(value, (list, tuple)):
+            yield from _tensors(value, depth + 1)
+        elif depth < MAX_DEPTH and isinstance(value, dict):
+            yield from _tensors(value.values(), depth + 1)
+
+
+def _version(tensor: Tensor) -> int | None:
     with torch._C.DisableTorchFunction():
-        return 0 if is_lazy(tensor) or tensor.is_inference() else tensor._version
+        return None if is_lazy(tensor) or tensor.is_inference() else tensor._version

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from overflowstat import Monitor, NonFiniteError
 from overflowstat.calls import Call
-from overflowstat.drill import Drilled, drill
+from overflowstat.drill import Seen, drill
+from overflowstat.operations import Birth
 from overflowstat.recorder import RecorderName, make_recorder
 from overflowstat.report import Report
 from overflowstat.rerun import why_not_again
+from overflowstat.row import NonFinite
 from overflowstat.run_state import RunState
 
 
@@ -34,9 +36,11 @@ class Does(nn.Module):
         return self.does(self, *args, **kwargs)
 
 
-def drilled(recorder_name: RecorderName, module: nn.Module, *args: Any, **kwargs: Any) -> Drilled:
+def birth(recorder_name: RecorderName, kinds: NonFinite, module: nn.Module, *args: Any, **kwargs: Any) -> Birth:
     call = Call(module, args, kwargs, None, None)
-    return drill(call, module, make_recorder(recorder_name), RunState.now())
+    found = drill(call, Seen(module, "output", kinds), make_recorder(recorder_name), RunState.now()).origin
+    assert isinstance(found, Birth)
+    return found
 
 
 def test_what_it_writes_to_is_put_back_with_its_version(recorder_name: RecorderName) -> None:
@@ -53,8 +57,8 @@ def test_what_it_writes_to_is_put_back_with_its_version(recorder_name: RecorderN
     module.register_parameter("weight", weight)
     tensors = [given, weight, hidden, module.get_buffer("mean")]
     before = [(tensor.clone(), tensor._version) for tensor in tensors]
-    found = drilled(recorder_name, module, given)
-    assert found.birth is not None and found.birth.operation == "aten.div_" and module.calls == 1
+    found = birth(recorder_name, NonFinite.POSINF, module, given)
+    assert found.operation == "aten.div_" and module.calls == 1
     for tensor, (copy, version) in zip(tensors, before, strict=True):
         assert torch.equal(tensor, copy) and tensor._version == version
 
@@ -69,7 +73,7 @@ def test_what_it_puts_in_the_place_of_a_member_is_taken_away(recorder_name: Reco
     linear, mean = nn.Linear(2, 2), torch.ones(2)
     weight, bias, data = linear.weight, linear.bias, linear.weight.detach().clone()
     module = Does(forward, mean=mean, linear=linear)
-    assert drilled(recorder_name, module, torch.ones(2)).birth is not None
+    assert birth(recorder_name, NonFinite.POSINF, module, torch.ones(2)).operation == "aten.div"
     assert module.get_buffer("mean") is mean
     assert linear.weight is weight and linear.bias is bias and torch.equal(weight, data)
 
@@ -158,7 +162,7 @@ def test_no_gradient_is_recorded_and_no_hook_is_left(recorder_name: RecorderName
 def test_lists_and_dicts_that_are_given_are_not_added_to(recorder_name: RecorderName) -> None:
     def forward(self: Any, x: Tensor, seen: list[Any], named: dict[str, Any]) -> Tensor:
         seen.append(len(seen))
-        named[str(len(named))] = x
+        named[str(len(named))] = 1
         return x / 0
 
     seen: list[Any] = []

@@ -49,7 +49,7 @@ def test_what_is_made_of_an_infinity_that_may_come_is_made_here(recorder_name: R
     verdict = verdict_of(model, torch.full((1, 2), -INF), {":input*": "-inf"}, recorder_name)
     assert (verdict.produced, verdict.operation, verdict.kind) == (True, "aten._softmax", "masked-row")
     assert "its inputs are finite, but for what is allowed in input[0]" in verdict.text
-    assert "self 2 inf (float32)" in verdict.text
+    assert "self 2 -inf (float32)" in verdict.text
 
 
 @pytest.mark.parametrize("number", [INF, -INF, NAN])
@@ -82,9 +82,25 @@ def test_a_module_that_has_given_the_same_in_another_batch_has_not_given_it(reco
     assert verdict is not None and (verdict.module, verdict.operation, verdict.produced) == ("", "aten.mul", True)
 
 
-def test_a_constant_is_told_as_one(recorder_name: RecorderName) -> None:
+def test_a_constant_is_told_with_its_line(recorder_name: RecorderName) -> None:
+    for does, operation in (
+        (lambda x: x + NAN, "aten.add"),
+        (lambda x: x.masked_fill(x > 0, NAN), "aten.masked_fill"),
+        (lambda x: torch.where(x > 0, NAN, x), "aten.scalar_tensor"),
+        (lambda x: torch.full_like(x, NAN), "aten.full_like"),
+    ):
+        verdict = verdict_of(nn.Sequential(Does(does)), torch.ones(2), {}, recorder_name)
+        assert (verdict.module, verdict.operation, verdict.kind) == ("0", operation, "unknown")
+        assert verdict.source == f"test_origin.py:{does.__code__.co_firstlineno}"
+        assert "the constant nan is written there as it stands" in verdict.text
+        assert verdict.advice == """if it is meant: policy=Policy(allow={"0:output": "nan"})"""
+        allowed = Policy(allow={"0:output": "nan", ":output": "nan"})
+        with Monitor(nn.Sequential(Does(does)), recorder=recorder_name, sinks=[], policy=allowed) as monitor:
+            monitor.model(torch.ones(2))
+
+
+def test_a_tensor_that_no_line_shows_is_told_as_one(recorder_name: RecorderName) -> None:
     hidden = torch.tensor([NAN, 1.0])
-    for does in (lambda x: x + NAN, lambda x: x + hidden):
-        verdict = verdict_of(nn.Sequential(Does(does)), torch.zeros(2), {}, recorder_name)
-        assert (verdict.module, verdict.operation, verdict.kind) == ("0", None, "unknown")
-        assert "a constant, or a tensor that no line shows" in verdict.text
+    verdict = verdict_of(nn.Sequential(Does(lambda x: x + hidden)), torch.zeros(2), {}, recorder_name)
+    assert (verdict.module, verdict.operation, verdict.kind) == ("0", "aten.add", "unknown")
+    assert "other, which no line shows: up to 1 and 1 nan (float32)" in verdict.text

@@ -165,3 +165,102 @@ def test_a_weight_tells_since_when(recorder_name: RecorderName) -> None:
     monitor.remove()
     verdict = error_of(model, X, recorder=recorder_name, sinks=[]).verdict
     assert verdict is not None and "it was so when it was first read" in verdict.text
+
+
+class OneOfTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, which: str) -> Tensor:
+        y: Tensor = self.get_submodule(which)(x)
+        return y
+
+
+def test_a_weight_that_no_batch_has_used_is_not_said_to_have_been_finite(recorder_name: RecorderName) -> None:
+    model = OneOfTwo()
+    with torch.no_grad():
+        model.second.weight[0, 0] = float("nan")
+    with Monitor(model, recorder=recorder_name, sinks=[]) as monitor:
+        for _ in range(3):
+            model(X, "first")
+        with pytest.raises(NonFiniteError) as raised:
+            model(X, "second")
+        assert monitor.batch_number == 4
+    verdict = raised.value.verdict
+    assert verdict is not None and "was finite" not in verdict.text
+    assert "in batch 2 no weight of a module that was called was bad" in verdict.text
+
+
+def test_a_weight_that_goes_bad_in_a_batch_is_told_as_that(recorder_name: RecorderName) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inner(x)
+            with torch.no_grad():
+                self.inner.weight[0, 0] = float("inf")
+            y: Tensor = self.inner(x)
+            return y
+
+    verdict = error_of(Twice(), X, recorder=recorder_name, sinks=[]).verdict
+    assert verdict is not None and (verdict.module, verdict.kind) == ("inner", "bad-weight")
+    assert "it was finite earlier in this batch" in verdict.text
+
+
+def test_an_overflow_is_told_with_where_the_growth_to_it_began(recorder_name: RecorderName) -> None:
+    model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(6))).half()
+    for layer, weight in zip(model, (1.0, 0.5, 8.0, 16.0, 32.0, 64.0), strict=True):
+        nn.init.constant_(layer.weight, weight)  # type: ignore[arg-type]
+    verdict = error_of(model, torch.ones(1).half(), recorder=recorder_name, sinks=[]).verdict
+    assert verdict is not None and (verdict.module, verdict.kind) == ("5", "accumulation-overflow")
+    # 1, 0.5, 4, 64, 2048, and then 131072.
+    assert "growth      5.00e-01 -> 4.00e+00 -> 6.40e+01 -> 2.05e+03 over the last 4 frames, from 1" in verdict.text
+    divides = error_of(Divides(), X, ZERO, recorder=recorder_name, sinks=[]).verdict
+    assert divides is not None and "growth" not in divides.text
+
+
+def test_the_growth_of_layers_has_a_factor(recorder_name: RecorderName) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(2, elementwise_affine=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = 4 * x + self.norm(x)
+            return y
+
+    model = nn.Sequential(*(Layer() for _ in range(12))).half()
+    verdict = error_of(model, torch.tensor([[16.0, -16.0]]).half(), recorder=recorder_name, sinks=[]).verdict
+    assert verdict is not None and (verdict.module, verdict.operation) == ("5", "aten.mul")
+    # 16 becomes 65, 261, 1045, 4181 and 16725; 4 times that is beyond 65504.
+    assert "over 5 layers, 4 times each, from 0" in verdict.text
+
+
+def test_what_the_originals_call_was_given_is_told_apart_from_what_it_made(recorder_name: RecorderName) -> None:
+    """Of a NaN that is given, and another one that is made, the line which is bad tells nothing."""
+
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+            self.divides = True
+
+        def forward(self, x: Tensor, unused: Tensor) -> Tensor:
+            y: Tensor = self.inner(x / x.sum() if self.divides else x + unused)
+            return y
+
+    model = Mixes()
+    given = torch.full((2,), float("nan"))
+    for divides, drill, kind in (
+        (True, None, "division-by-zero"),
+        (False, None, "bad-input"),
+        (True, False, "unknown"),
+        (False, False, "unknown"),
+    ):
+        model.divides = divides
+        verdict = error_of(model, ZERO, given, recorder=recorder_name, sinks=[], drill=drill).verdict
+        assert verdict is not None and verdict.kind == kind and verdict.produced == (kind == "division-by-zero")
+        assert ("was given such numbers as input[1], too" in verdict.text) == (drill is False)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from overflowstat.verdict import Kind
 
@@ -57,7 +57,7 @@ def line_of(function: Callable[..., object], code: str) -> str:
     return f"{Path(inspect.getfile(function)).name}:{found}"
 
 
-def calls(make: Callable[[], nn.Module], *args: Tensor, **kwargs: object) -> Build:
+def calls(make: Callable[[], nn.Module], *args: object, **kwargs: object) -> Build:
     """A model that is called once."""
 
     def build() -> tuple[nn.Module, Run]:

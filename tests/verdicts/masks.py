@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from overflowstat import Policy
 from verdicts.case import Case, calls, given
 
 INF = float("inf")
@@ -104,6 +105,24 @@ class ShiftOfMasked(nn.Module):
         return y
 
 
+class MaskedMax(nn.Module):
+    def forward(self, mask: Tensor, scores: Tensor) -> Tensor:
+        return (scores + mask).amax(-1)
+
+
+class BesideAMaskThatMayCome(nn.Module):
+    """The scores overflow, and the mask of -inf has no part in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.max = nn.Identity(), MaskedMax()
+
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        scores = self.scores(x) * 1e30  # <- beside-allowed-mask
+        y: Tensor = self.max(mask, scores)
+        return y
+
+
 PADDED = torch.tensor([[False, False, True], [True, True, True]])
 ADDED = torch.tensor([0.0, 0.0, -INF])
 CASES = [
@@ -141,6 +160,15 @@ CASES = [
     ),
     Case(
         "mask-by-product", calls(MaskByProduct, torch.ones(2, 3), (~PADDED).float()), "", "aten.mul", "zero-times-inf"
+    ),
+    Case(
+        "beside-allowed-mask",
+        calls(BesideAMaskThatMayCome, ADDED, torch.full((2, 3), 1e30)),
+        "",
+        "aten.mul",
+        "arithmetic-overflow",
+        label="input[1]",
+        options={"policy": Policy(allow={"*:input[0]": "-inf"})},
     ),
     Case("shift-of-masked-row", calls(ShiftOfMasked, torch.ones(2, 3), PADDED), "", "aten.sub", "inf-minus-inf"),
 ]

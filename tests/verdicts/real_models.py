@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers.integrations import moe
 from transformers.models.llama import modeling_llama
 from transformers.models.t5 import modeling_t5
 
@@ -50,7 +51,64 @@ def llama() -> tuple[nn.Module, Run]:
     return model, lambda: model(input_ids=TOKENS, use_cache=False)
 
 
+def t5_residual() -> tuple[nn.Module, Run]:
+    """25000 more in each layer: the sum itself is beyond float16 in the third, in what generation runs once."""
+    torch.manual_seed(0)
+    config: Any = transformers.T5Config(
+        vocab_size=16, d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4, feed_forward_proj="gated-gelu"
+    )
+    config.update({"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1})
+    model: Any = transformers.T5ForConditionalGeneration(config)
+    model.half().eval()
+    for i in range(3):
+        wo = model.get_submodule(f"encoder.block.{i}.layer.1.DenseReluDense.wo")
+        given: list[Any] = []
+        handle = wo.register_forward_pre_hook(lambda module, args, given=given: given.append(args[0].float()))
+        with torch.no_grad():
+            model.encoder(input_ids=TOKENS)
+            first = given[0][0, 0]
+            wo.weight.copy_((first / first.dot(first) * 25000).expand_as(wo.weight))
+        handle.remove()
+    return model, lambda: model.generate(TOKENS, max_new_tokens=3)
+
+
+def mixtral() -> tuple[nn.Module, Run]:
+    """The gate of an expert times what goes up in it."""
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        vocab_size=16,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    model: Any = transformers.MixtralModel(config)
+    model.half().eval()
+    weight = model.get_parameter("layers.0.mlp.experts.gate_up_proj")
+    with torch.no_grad():
+        weight.mul_(2000 / weight.abs().max())
+    return model, lambda: model(input_ids=TOKENS, use_cache=False)
+
+
 CASES = [
+    Case(
+        "t5-residual",
+        t5_residual,
+        "encoder.block.2.layer.1",
+        "aten.add",
+        "arithmetic-overflow",
+        source=line_of(modeling_t5.T5LayerFF.forward, "hidden_states = hidden_states + self.dropout(forwarded_states)"),
+    ),
+    Case(
+        "mixtral-expert",
+        mixtral,
+        "layers.0.mlp.experts",
+        "aten.mul",
+        "arithmetic-overflow",
+        source=line_of(moe._default_apply_gate, "return self.act_fn(gate) * up  # (S, intermediate_dim)"),
+    ),
     Case(
         "t5-gated-gelu",
         t5,
