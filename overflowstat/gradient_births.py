@@ -167,7 +167,10 @@ class GradientBirths:
             with RunState.now().restored(), torch.no_grad(), operations:
                 made = node(*got)
             bad = first_bad_tensor(self._recorder, made)
-            return None if bad is None else operations.birth_of(bad)
+            if bad is None or operations.failure:
+                return None
+            origin = operations.origin_of(bad, kinds_in(self._recorder, bad))
+            return origin if isinstance(origin, Birth) else None
         except Exception:  # of checkpoints, which give what was saved only once
             return None
         finally:
