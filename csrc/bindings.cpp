@@ -143,7 +143,10 @@ PYBIND11_MODULE(_C, module) {
 
   module.def("make_hook", &overflowstat::make_hook);
 
-  py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("replays", &Call::replays).def("tensor", &Call::tensor);
+  py::class_<Call, std::shared_ptr<Call>>(module, "Call")
+      .def("replays", &Call::replays)
+      .def("tensor", &Call::tensor)
+      .def_readonly("thread", &Call::thread);
   py::class_<FrameLog>(module, "FrameLog")
       .def(py::init<int64_t, bool, double, py::object, py::object, py::object, py::object>(), py::arg("keep"),
            py::arg("buffers"), py::arg("warn_at"), py::arg("measure"), py::arg("works_on"), py::arg("capture"),

@@ -35,8 +35,9 @@ struct Call {
   int64_t batch_number;
   size_t module;  // its place in the list of modules
   bool starts_batch;
-  bool is_recompute;  // in a backward: a forward that activation checkpointing runs once more
-  bool is_told;       // it is to be shown whatever it holds
+  bool is_recompute;     // in a backward: a forward that activation checkpointing runs once more
+  bool is_told;          // it is to be shown whatever it holds
+  unsigned long thread;  // on which it ran, as threading.get_ident has it
   c10::SmallVector<Line, 6> lines;
 
   bool ready() const;

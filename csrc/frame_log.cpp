@@ -279,7 +279,8 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
   const bool is_recompute = torch::autograd::get_current_graph_task_id() != -1;
   use_batch(is_recompute);
   if (!batch_.is_watching) return false;
-  const auto call = std::make_shared<Call>(Call{batch_.number, module, false, is_recompute, batch_.is_told, {}});
+  const auto call = std::make_shared<Call>(
+      Call{batch_.number, module, false, is_recompute, batch_.is_told, PyThread_get_thread_ident(), {}});
   // Held, since a structure may have made it for the walk.
   c10::SmallVector<std::pair<py::object, size_t>, 8> tensors;
   bool is_judged = true;

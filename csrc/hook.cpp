@@ -16,12 +16,15 @@ struct Hook {
   vectorcallfunc vectorcall;
   FrameLog* log;  // in log_object
   size_t number;
-  PyObject *log_object, *module, *look, *other, *inert;
+  PyObject *log_object, *module, *look, *other, *inert, *not_scripted;
 };
 
 template <class Visit>
 void for_each_object(Hook* hook, Visit visit) {
-  for (PyObject** object : {&hook->log_object, &hook->module, &hook->look, &hook->other, &hook->inert}) visit(*object);
+  for (PyObject** object :
+       {&hook->log_object, &hook->module, &hook->look, &hook->other, &hook->inert, &hook->not_scripted}) {
+    visit(*object);
+  }
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t count, PyObject* names) {
@@ -73,18 +76,26 @@ void deallocate(PyObject* self) {
 
 PyObject* reduce(PyObject* self, PyObject*) { return Py_BuildValue("(O())", reinterpret_cast<Hook*>(self)->inert); }
 
+PyObject* name(PyObject* self, void*) {
+  PyErr_SetObject(PyExc_AttributeError, reinterpret_cast<Hook*>(self)->not_scripted);
+  return nullptr;
+}
+
 PyObject* make_type() {
   static PyMethodDef methods[] = {{"__reduce__", reduce, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
   static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Hook, vectorcall), READONLY, nullptr},
                                   {nullptr, 0, 0, 0, nullptr}};
+  static PyGetSetDef attributes[] = {{"__name__", name, nullptr, nullptr, nullptr},
+                                     {nullptr, nullptr, nullptr, nullptr, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                                 {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
                                 {Py_tp_clear, reinterpret_cast<void*>(clear)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
                                 {Py_tp_methods, methods},
                                 {Py_tp_members, members},
+                                {Py_tp_getset, attributes},
                                 {0, nullptr}};
-  static PyType_Spec spec{"overflowstat._C.Hook", sizeof(Hook), 0,
+  static PyType_Spec spec{"overflowstat._C.OverflowstatHook", sizeof(Hook), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
   PyObject* type = PyType_FromSpec(&spec);
   if (type == nullptr) throw py::error_already_set();
@@ -94,7 +105,7 @@ PyObject* make_type() {
 }  // namespace
 
 py::object make_hook(py::object log, size_t number, py::object module, py::object look, py::object other,
-                     py::object inert) {
+                     py::object inert, py::object not_scripted) {
   static PyObject* const type = make_type();
   auto* hook = PyObject_GC_New(Hook, reinterpret_cast<PyTypeObject*>(type));
   if (hook == nullptr) throw py::error_already_set();
@@ -106,6 +117,7 @@ py::object make_hook(py::object log, size_t number, py::object module, py::objec
   hook->look = look.release().ptr();
   hook->other = other.release().ptr();
   hook->inert = inert.release().ptr();
+  hook->not_scripted = not_scripted.release().ptr();
   PyObject_GC_Track(hook);
   return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(hook));
 }

@@ -132,6 +132,10 @@ class DebugUnderflowOverflow:
         """Detach from the model; calling it again does nothing."""
         self._monitor.remove()
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """As that of a `Monitor`."""
+        return type(None), ()
+
     def __enter__(self) -> "DebugUnderflowOverflow":
         return self
 

@@ -1,12 +1,27 @@
-"""What was detected so far, each place once."""
+"""What was detected: as it is found, and so far, each place once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .frames import Frame
 from .report import Report
 from .wording import module_text
 
-__all__ = ["Detection", "Detections"]
+__all__ = ["Detection", "Detections", "Found"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A frame to detect, with what is known of it when it is judged."""
+
+    bad: Frame
+    before: Sequence[Frame]
+    """The kept frames before it, in execution order."""
+    wholly_bad_rows: tuple[int, int] | None
+    is_last: bool
+    """No module has been called since."""
+    last_bad_batch: int | None
+    """The one before this in which anything was bad."""
 
 
 @dataclass(slots=True)

@@ -105,6 +105,13 @@ class FrameLog(Protocol):
         """That of a line of the frame that `next` gave last, if it is still there and was not written to since."""
         ...
 
+    def thread(self) -> int | None:
+        """On which the call ran of the frame that was given last, as `threading.get_ident` has it.
+
+        None of one in a CUDA graph, which runs on none.
+        """
+        ...
+
     def take_captured(self) -> tuple[int, CapturedCall] | None:
         """The next call that was captured into a CUDA graph and has not been taken, with the graph's number."""
         ...

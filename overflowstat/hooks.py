@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from .dynamo import not_compiled
 
 __all__ = [
+    "NOT_SCRIPTED",
     "ForwardHook",
     "OptimizerHook",
     "Record",
@@ -20,6 +21,9 @@ __all__ = [
     "is_watched",
     "refuse_replica",
 ]
+
+# What torch.jit.script says, which compiles hooks and asks for their name first.
+NOT_SCRIPTED = "a watched model cannot be scripted: call monitor.disable() before that, and enable() when it is done"
 
 Kwargs = Mapping[str, object]
 Record = Callable[[int, nn.Module, object, Kwargs, object], bool]
@@ -32,6 +36,10 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return inert_hook, ()
+
+    @property
+    def __name__(self) -> str:
+        raise AttributeError(NOT_SCRIPTED)
 
 
 class ForwardHook(_Hook):

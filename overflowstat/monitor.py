@@ -16,7 +16,7 @@ from . import capture
 from .attachment import WATCH_COMPILED, Attachment
 from .calls import calls_in_progress
 from .captured import CapturedBatch
-from .detections import Detection
+from .detections import Detection, Found
 from .dynamo import has_compiled, not_compiled
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
@@ -73,8 +73,10 @@ class Monitor:
 
     What activation checkpointing runs once more in the backward is seen as frames that say so, and is part of no batch.
 
-    The monitor stays attached though nobody keeps it. Copies of the model, deep or pickled, are not watched. Threads
-    may share the model.
+    The monitor stays attached though nobody keeps it. Copies of the model, deep or pickled, are not watched.
+
+    Threads may share the model. Calls that they make at once count as one batch up to the first that ends, of which one
+    detection is told; it is raised on the thread on which the numbers went bad.
 
     A forward that is captured into a CUDA graph is watched in each replay: `check()` then judges the last one since it
     was called before, and counts all of them as batches. Call it on the stream that replays. Needs the extension.
@@ -205,6 +207,8 @@ class Monitor:
         self._root_calls_of: dict[int, list[BaseException | None]] = {}
         self._captured: list[CapturedBatch] = []
         self._captured_calls = 0
+        self._left_to: dict[int, Found] = {}  # of each thread, what another one found of its calls
+        self._told_on: set[int] = set()  # threads that a detection was told of, in the root's forward that they are in
         self._raised_in_batch: int | None = None
         self._last_bad_batch: int | None = None
         self._told_of_silence = False
@@ -291,6 +295,11 @@ class Monitor:
         """
         self._attachment.detach()
 
+    def forget_weights(self) -> None:
+        """Have all weights read again, with `weights="on_change"`: they were written to by what changes no version,
+        as `weight.data.copy_(...)` does."""
+        self._log.forget_weights()
+
     def check(self) -> None:
         """Wait for all numbers that are still on their way, and raise if one of them is bad.
 
@@ -360,6 +369,10 @@ class Monitor:
         if is_attached and repeated and self._reporter.warns:
             warn_user("bad numbers were met again in " + "; ".join(repeated))
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A model may hold its monitor: its copies, deep or pickled, are not watched, and have None in its place."""
+        return type(None), ()
+
     def __enter__(self) -> "Monitor":
         return self
 
@@ -389,7 +402,7 @@ class Monitor:
                     self._tell_of_silence()
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._log.forget_weights()
+        self.forget_weights()
 
     def _tell_of_silence(self) -> None:
         self._told_of_silence = True
@@ -433,6 +446,7 @@ class Monitor:
             return
         with self._lock:
             self._counts_batches = True
+            self._told_on.discard(threading.get_ident())
             calls = self._root_calls()
             if calls:  # a root that calls itself, or one that a KeyboardInterrupt left without its hook
                 running = sum(call.module is self.model for call in calls_in_progress()) - 1
@@ -469,6 +483,7 @@ class Monitor:
                     if calls:
                         self._leave_root()
                         self._end_batch()
+                        self._told_on.discard(threading.get_ident())
                 return
             captured, traced = None, self._is_traced
             try:
@@ -485,6 +500,7 @@ class Monitor:
                 self._settle(wait=self._check != "step" or traced)
             finally:
                 self._reporter.flush()
+                self._told_on.discard(threading.get_ident())
                 if self._investigator is not None:
                     self._investigator.root_ends()
 
@@ -518,6 +534,9 @@ class Monitor:
 
     def _settle(self, wait: bool) -> None:
         """Judge frames in the order in which they ran: all of them, or as far as their numbers are there."""
+        for thread in list(self._left_to):
+            if self._is_ours(thread):
+                self._tell(self._left_to.pop(thread))
         wait = wait and not is_capturing()  # when nothing may be waited for
         while (frame := self._log.next(wait)) is not None:
             self._judge(frame)
@@ -553,35 +572,48 @@ class Monitor:
         if frame.bad_lines:
             self.detected_overflow = True
             last_bad_batch, self._last_bad_batch = self._last_bad_batch, frame.batch_number
-            if not traced and frame.batch_number != self._raised_in_batch:
+            if not traced and frame.batch_number != self._raised_in_batch and self._log.thread() not in self._told_on:
                 self._detect(frame, last_bad_batch)
         else:
             self._near.warn(frame)
 
     def _detect(self, bad: Frame, last_bad_batch: int | None) -> None:
-        before = self._log.kept()[:-1]
-        first = bad.lines.index(bad.bad_lines[0])
-        tensor = None if is_capturing() else self._log.tensor(first)
-        report = Report(
-            bad.batch_number,
-            () if self._keep == 0 else (*before, bad),
-            bad,
-            None if tensor is None else wholly_bad_rows(tensor),
-            self._verdict(bad, before, last_bad_batch) if self._reporter.would_tell(bad) else None,
-        )
+        tensor = None if is_capturing() else self._log.tensor(bad.lines.index(bad.bad_lines[0]))
+        rows = None if tensor is None else wholly_bad_rows(tensor)
+        found = Found(bad, self._log.kept()[:-1], rows, self._log.pending == 0, last_bad_batch)
+        thread = self._log.thread()
+        if thread in self._root_calls_of:
+            self._told_on.add(thread)
+        report = self._report(found) if thread is None or self._is_ours(thread) else None
         self._log.clear_kept()
         self._raised_in_batch = bad.batch_number
         self._log.drop_batch(bad.batch_number)  # what ran after it worked on bad numbers
         if self._reporter.raises and self.batch_number == bad.batch_number and not self._root_calls_of:
             self._end_batch()  # or else the root's hook does
-        self._reporter.report(report)
+        if report is not None:
+            self._reporter.report(report)
+        elif thread is not None:
+            self._left_to[thread] = found
 
-    def _verdict(self, bad: Frame, before: Sequence[Frame], last_bad_batch: int | None) -> Verdict | None:
-        if self._investigator is None:
+    def _is_ours(self, thread: int) -> bool:
+        """Whether what ran on a thread is told on this one: not where that will look itself before it leaves."""
+        if thread == threading.get_ident() or thread not in self._root_calls_of:
+            return True
+        return all(other.ident != thread for other in threading.enumerate())  # it has died in there
+
+    def _tell(self, found: Found) -> None:
+        self._reporter.report(self._report(found))
+
+    def _report(self, found: Found) -> Report:
+        frames = () if self._keep == 0 else (*found.before, found.bad)
+        return Report(found.bad.batch_number, frames, found.bad, found.wholly_bad_rows, self._verdict(found))
+
+    def _verdict(self, found: Found) -> Verdict | None:
+        if self._investigator is None or not self._reporter.would_tell(found.bad):
             return None
         self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)  # what is run again
         try:
-            return self._investigator.verdict(bad, before, self._log.pending == 0, last_bad_batch)
+            return self._investigator.verdict(found.bad, found.before, found.is_last, found.last_bad_batch)
         finally:
             self._configure_batch()
 

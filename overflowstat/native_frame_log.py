@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from . import capture
 from .frame_log import CapturedCall, Counters, FrameLog, rules_of
 from .frames import Frame, Line
-from .hooks import inert_hook, refuse_replica
+from .hooks import NOT_SCRIPTED, inert_hook, refuse_replica
 from .measurement import Measurement, measure, measured_content
 from .plain_frame_log import PlainFrameLog
 from .policy import Policy, Rule
@@ -67,8 +67,8 @@ class NativeFrameLog:
         self._log.set_children(number, children if self._nested else ())
 
     def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
-        hook: Callable[..., None] = self._make_hook(self._log, number, module, look, refuse_replica, inert_hook)
-        return hook
+        make_hook: Callable[..., Callable[..., None]] = self._make_hook
+        return make_hook(self._log, number, module, look, refuse_replica, inert_hook, NOT_SCRIPTED)
 
     def call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
         return bool(self._log.call(number, module, args, kwargs, output))
@@ -92,6 +92,9 @@ class NativeFrameLog:
     def tensor(self, line: int) -> Tensor | None:
         found: Tensor | None = None if self._given is None else self._given.tensor(line)
         return found
+
+    def thread(self) -> int | None:
+        return None if self._given is None else int(self._given.thread)
 
     def take_captured(self) -> tuple[int, CapturedCall] | None:
         found: tuple[int, CapturedCall] | None = self._log.take_captured()

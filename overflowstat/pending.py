@@ -53,6 +53,8 @@ class PendingFrame:
     is_recompute: bool = False
     is_told: bool = False
     """It is to be shown whatever it holds."""
+    thread: int = 0
+    """On which it ran."""
 
     def ready(self) -> bool:
         """Whether nothing else would wait."""

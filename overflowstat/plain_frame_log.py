@@ -22,6 +22,7 @@ from .unchanged import Known, Unchanged, can_know
 
 __all__ = ["PlainFrameLog"]
 
+MOST_RULES = 10_000  # that are remembered of a module: keys of structures may be made anew in each call
 OFFLOADED = "offloaded"  # what a weight without memory is, where the forward computes with some
 
 
@@ -49,6 +50,8 @@ class _Module:
         if self.find_rule is None:
             return SHOWN
         if label not in self.rules:
+            if len(self.rules) >= MOST_RULES:
+                self.rules.clear()
             self.rules[label] = self.find_rule(label)
         return self.rules[label]
 
@@ -209,6 +212,7 @@ class PlainFrameLog:
             starts_batch=not self._has_calls and not is_recompute and graph is None,
             is_recompute=is_recompute,
             is_told=self._batch.is_told,
+            thread=threading.get_ident(),
         )
         if graph is not None:
             self._captured.append((graph, call))
@@ -299,6 +303,9 @@ class PlainFrameLog:
     def tensor(self, line: int) -> Tensor | None:
         content = self._given.lines[line].content if self._given else None
         return content.measurement.tensor(content.position) if isinstance(content, Place) else None
+
+    def thread(self) -> int | None:
+        return None if self._given is None else self._given.thread
 
     def _wait_for(self, call: PendingFrame) -> None:
         if not call.ready():

@@ -66,12 +66,16 @@ class Policy:
         return not any(pattern.line is None and pattern.has(name, module) for pattern in self._exclude)
 
     def rule(self, name: str, module: nn.Module, label: str) -> Rule:
-        """For one of its lines."""
-        is_shown = self._include is None or any(pattern.has(name, module, label) for pattern in self._include)
-        is_shown = is_shown and not any(pattern.has(name, module, label) for pattern in self._exclude)
+        """For one of its lines. A weight of a child is also a line of that, by its own name."""
+        places = [(name, module, label), *_in_child(name, module, label)]
+
+        def has(pattern: _Pattern) -> bool:
+            return any(pattern.has(*place) for place in places)
+
+        is_shown = (self._include is None or any(map(has, self._include))) and not any(map(has, self._exclude))
         allowed = NOTHING
         for pattern, kinds in self._allow:
-            if pattern.has(name, module, label):
+            if has(pattern):
                 allowed |= kinds
         return Rule(is_shown, allowed)
 
@@ -91,6 +95,16 @@ class _Pattern:
         if isinstance(self.module, type):
             return isinstance(module, self.module)
         return any(self.module.fullmatch(each) for each in _with_ancestors(name))
+
+
+def _in_child(name: str, module: nn.Module, label: str) -> list[tuple[str, nn.Module, str]]:
+    """Where a line `child.weight` would be if the child itself showed it; nothing for other lines."""
+    child_name, _, line = label.partition(".")
+    child = module._modules.get(child_name)
+    weight = line.partition(".")[0]
+    if child is None or not any(weight in own for own in (child._parameters, child._buffers, child.__dict__)):
+        return []  # as `output.logits`, where the child `output` has no such weight
+    return [(f"{name}.{child_name}".lstrip("."), child, line)]
 
 
 def _with_ancestors(name: str) -> Iterable[str]:

@@ -145,10 +145,21 @@ class BruteForce:
         include = self.case.include is None or any(s.has_module(name, module) for s in self.case.include)
         return include and not any(s.has_label is None and s.has_module(name, module) for s in self.case.exclude)
 
-    def is_shown(self, module: nn.Module, label: str) -> bool:
+    def is_selected(self, selector: Selector, module: nn.Module, label: str, is_childs: bool) -> bool:
+        """By what the line is in its module, or, of a weight of a child, by what it would be in the child."""
         name = self.names[module]
-        include = self.case.include is None or any(s.has(name, module, label) for s in self.case.include)
-        return include and not any(s.has(name, module, label) for s in self.case.exclude)
+        if selector.has(name, module, label):
+            return True
+        child_name, _, own_label = label.partition(".")
+        child = module._modules[child_name] if is_childs else None
+        return child is not None and selector.has(f"{name}.{child_name}".strip("."), child, own_label)
+
+    def is_shown(self, module: nn.Module, label: str, is_childs: bool) -> bool:
+        def has(selector: Selector) -> bool:
+            return self.is_selected(selector, module, label, is_childs)
+
+        include = self.case.include is None or any(map(has, self.case.include))
+        return include and not any(map(has, self.case.exclude))
 
     def usual_names(self, module: nn.Module) -> list[str]:
         """In the order in which the module got them."""
@@ -196,7 +207,7 @@ class BruteForce:
         else:
             shown += [(n, v, False, True) for n, v in in_tuples("input", args, 1)]
             shown += [(n, v, False, True) for n, v in in_tuples("output", output, 2)]
-        shown = [each for each in shown if self.is_shown(module, each[0])]
+        shown = [each for each in shown if self.is_shown(module, each[0], is_childs=not each[3])]
         is_real = any(isinstance(v, Tensor) and not v.is_meta for _, v, is_weight, _ in shown if not is_weight)
         lines = [
             self.line(module, label, "offloaded" if is_real and is_weight and value.is_meta else value, is_judged)
@@ -216,7 +227,8 @@ class BruteForce:
         if said := word(value):
             return Line(label, said, "", is_judged)
         content, counts, first = row(value)
-        allowed = {kind for s, kinds in self.case.allow if s.has(self.names[module], module, label) for kind in kinds}
+        means = [kinds for s, kinds in self.case.allow if self.is_selected(s, module, label, is_childs=not is_judged)]
+        allowed = {kind for kinds in means for kind in kinds}
         is_bad = any(count for kind, count in counts.items() if kind not in allowed)
         return Line(label, content, f"{counts} {first}" if is_bad else "", is_judged)
 

@@ -180,6 +180,14 @@ def test_a_graph_that_must_not_break_says_who_breaks_it(recorder_name: RecorderN
     assert monitor.batch_number == 0
 
 
+def test_a_layer_whose_graph_must_not_break_says_who_breaks_it(recorder_name: RecorderName) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
+    Monitor(model, recorder=recorder_name, sinks=[])
+    model[1].compile(backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"(?i)overflowstat"):
+        model(torch.ones(1, 4))
+
+
 def test_a_detached_model_is_compiled_in_one_piece_again(recorder_name: RecorderName) -> None:
     model = make()
     monitor = Monitor(model, recorder=recorder_name, sinks=[])

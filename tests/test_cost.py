@@ -243,6 +243,21 @@ def test_weights_on_change_are_read_when_they_have_changed(recorder_name: Record
     assert weights_read() == 0
 
 
+def test_weights_that_are_written_to_unseen_are_read_when_they_are_forgotten(recorder_name: RecorderName) -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    model = nn.Sequential(first, second)
+    monitor = Monitor(model, recorder=recorder_name, weights="on_change", sinks=[])
+    x = torch.ones(1, 3)
+    model(x)
+    second.weight.data.fill_(float("inf"))
+    before = monitor.counters().bytes_read
+    first(x)
+    assert monitor.counters().bytes_read - before < 2 * 12 * 4  # no weights
+    monitor.forget_weights()
+    with pytest.raises(NonFiniteError, match=r"first in 1 \(Linear\), weight"):
+        model(x)
+
+
 def test_weights_on_change_are_all_read_after_an_optimizer_step(recorder_name: RecorderName) -> None:
     class WritesRaw(torch.optim.SGD):
         """As a fused kernel of somebody's own, which no version shows."""

@@ -22,7 +22,7 @@ from models import Subject
 from parity import Outcome, Parity, Reference, forward_batches, run_ours, run_reference
 from torch import Tensor, nn
 
-from overflowstat import DebugUnderflowOverflow, NonFiniteError
+from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError
 from overflowstat.debug_utils import get_abs_min_max
 from overflowstat.recorder import RecorderName
 
@@ -981,3 +981,32 @@ def test_a_copy_of_a_watched_model_is_not_watched(
     model(GOOD)
     assert capsys.readouterr().out.count(" one Linear\n") == 1
     assert debugger.total_calls == calls + 5
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_torch_save])
+@pytest.mark.parametrize("watcher", [Monitor, DebugUnderflowOverflow])
+def test_a_model_may_hold_what_watches_it(
+    recorder_name: RecorderName, copied: Callable[[nn.Module], nn.Module], watcher: Callable[..., Any]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.watcher = watcher(model, recorder=recorder_name)
+    model(GOOD)
+    other = copied(model)
+    assert other.watcher is None and torch.equal(other(GOOD), model(GOOD))
+    with pytest.raises(NonFiniteError):
+        model(NAN)
+    assert other(NAN).isnan().any()
+
+
+@pytest.mark.parametrize("part", [lambda model: model, lambda model: model[0]], ids=["root", "child"])
+def test_scripting_a_watched_model_says_what_to_do(
+    recorder_name: RecorderName, part: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    monitor = Monitor(model, recorder=recorder_name, sinks=[])
+    with pytest.raises(AttributeError, match=r"cannot be scripted: call monitor\.disable\(\) before"):
+        torch.jit.script(part(model))
+    monitor.disable()
+    scripted = torch.jit.script(part(model))
+    monitor.enable()
+    assert torch.equal(scripted(GOOD), model(GOOD)) and monitor.total_calls == 2

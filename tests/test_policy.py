@@ -9,7 +9,7 @@ import torch
 from keeps import Keeps
 from torch import Tensor, nn
 
-from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError, Policy
+from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError, Policy, TensorStats
 from overflowstat.errors import MonitorWarning
 from overflowstat.monitor import CheckName
 from overflowstat.native_frame_log import make_frame_log
@@ -123,6 +123,49 @@ def test_what_is_shown(
         model(X)
         assert shown(sink) == expected
         assert monitor.batch_number == number + 1
+
+
+class UsesWeights(nn.Module):
+    """Its children are not called, and one has the name of a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection, self.output = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return x @ self.projection.weight @ self.output.weight
+
+
+@pytest.mark.parametrize(
+    ("policy", "left_out"),
+    [
+        (Policy(exclude=["inner.projection:weight"]), ["projection.weight"]),
+        (Policy(exclude=["*projection:*"]), ["projection.weight", "projection.bias"]),
+        (Policy(exclude=[":bias"]), ["projection.bias", "output.bias"]),
+        (Policy(exclude=["inner:output.bias"]), ["output.bias"]),
+        (Policy(exclude=["inner.nothing:weight", "projection:weight"]), []),
+    ],
+)
+def test_a_line_of_a_child_that_is_not_called_is_selected_by_either_name(
+    recorder_name: RecorderName, sink: Keeps, policy: Policy, left_out: list[str]
+) -> None:
+    model = nn.Sequential()
+    model.add_module("inner", UsesWeights())
+    Monitor(model, recorder=recorder_name, sinks=[sink], policy=policy)
+    model(X)
+    weights = ["projection.weight", "projection.bias", "output.weight", "output.bias"]
+    frame = next(frame for frame in sink.frames if frame.module == "inner")
+    assert [line.label for line in frame.lines if line.label in weights] == [w for w in weights if w not in left_out]
+
+
+def test_what_is_meant_in_a_child_that_is_not_called_is_allowed(recorder_name: RecorderName, sink: Keeps) -> None:
+    model = UsesWeights()
+    with torch.no_grad():
+        model.projection.bias[0] = -INF
+    Monitor(model, recorder=recorder_name, sinks=[sink], policy=Policy(allow={"projection:bias": "-inf"}))
+    model(X)
+    (line,) = (line for line in sink.frames[-1].lines if line.label == "projection.bias")
+    assert isinstance(line.content, TensorStats) and line.content.neginf_count == 1 and not line.is_bad
 
 
 def test_a_bracket_in_a_line_is_a_bracket(recorder_name: RecorderName, sink: Keeps) -> None:
