@@ -1,0 +1,196 @@
+"""A chart as a picture, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import TraceError
+from .chart import Chart, Panel, Scale, Span, View, group_starts
+from .parts import Part
+
+__all__ = ["check_matplotlib", "png"]
+
+WIDTH, DOTS = 12.0, 120
+"""In inches, and per inch."""
+LANE = 0.07
+"""Of what is not on the scale, as a share of it."""
+MOST_NAMES, MOST_GROUPS, LETTERS = 60, 14, 34
+MOST_TEXT = 14
+MUTED, GRID, SPAN, PEAK, LIMIT, CALL, BAD = "#57606a", "#e7eaee", "#a9cdea", "#0b5fa5", "#5b4a1e", "#fbe0d0", "#b0400a"
+
+
+def check_matplotlib() -> None:
+    """Raise TraceError if it is not there."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise TraceError(
+            "--png needs matplotlib: pip install matplotlib, or overflowstat[plot]; without --png a page is written, "
+            "which needs nothing"
+        ) from error
+
+
+def png(chart: Chart, shown: Part | None = None) -> bytes:
+    """The file's content. Figures that the process draws otherwise, and their settings, are left alone.
+
+    Raises:
+        TraceError: matplotlib is not there, or the part has no numbers.
+    """
+    check_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    view = chart.view(shown or chart.shown)
+    columns = sorted({span.place for spans in view.spans for span in spans})
+    texts = _texts(chart)
+    count = len(chart.panels)
+    names = min(max(len(chart.places[place].name) for place in columns), LETTERS)
+    above, below = 0.35 + 0.19 * len(texts), (0.3 + 0.075 * names if len(columns) <= MOST_NAMES else 0.5)
+    each = 4.2 if count == 1 else 2.6 if count < 4 else 1.9
+    height = above + each * count + below
+    # Not what a user's own settings say, which may bring in TeX; nor what fonts lack, as letters of other scripts.
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        warnings.simplefilter("ignore")
+        figure = Figure(figsize=(WIDTH, height), dpi=DOTS, facecolor="white")
+        _write_texts(figure, texts, height)
+        axes = figure.subplots(count, 1, squeeze=False)[:, 0]
+        figure.subplots_adjust(
+            left=0.075, right=0.985, top=1 - (above + 0.2) / height, bottom=below / height, hspace=0.3 / each * 1.4
+        )
+        for axis, panel, spans in zip(axes, chart.panels, view.spans, strict=True):
+            _draw(axis, panel, spans, view, columns)
+        _write_names(axes[-1], chart, columns)
+        file = io.BytesIO()
+        figure.savefig(file, format="png", metadata={"Software": "overflowstat"})
+    return file.getvalue()
+
+
+def _texts(chart: Chart) -> list[tuple[str, dict[str, Any]]]:
+    """Lines above the charts."""
+    texts: list[tuple[str, dict[str, Any]]] = [
+        (f"{chart.title}   {chart.about}", {"color": MUTED}),
+    ]
+    if chart.verdicts:
+        lines = [part for line in chart.verdicts[0].text.split("\n") for part in _wrapped(line)]
+        texts += [(line, {"family": "monospace"}) for line in lines[:MOST_TEXT]]
+        texts[1][1].update(color=BAD, weight="bold")
+        if more := len(lines) - MOST_TEXT:
+            texts += [(f"... and {more} more lines", {"color": MUTED})] * (more > 0)
+    else:
+        texts.append(("No NaN or infinity in the batches shown here", {"weight": "bold"}))
+    return [(part, style) for text, style in texts for part in _wrapped(text)] + [
+        (part, {"color": MUTED}) for note in chart.notes for part in _wrapped(note)
+    ]
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, 130, subsequent_indent="    ", drop_whitespace=False, replace_whitespace=False) or [""]
+
+
+def _write_texts(figure: Any, texts: Sequence[tuple[str, dict[str, Any]]], height: float) -> None:
+    for i, (text, style) in enumerate(texts):
+        # A name may hold dollars, which are no mathematics.
+        figure.text(0.012, 1 - (0.12 + 0.19 * i) / height, text, fontsize=9, va="top", parse_math=False, **style)
+
+
+def _draw(axis: Any, panel: Panel, spans: Sequence[Span], view: View, columns: Sequence[int]) -> None:
+    from matplotlib.collections import PolyCollection
+
+    scale = view.scale
+    lane = LANE * (scale.top - scale.bottom)
+    column = {place: k for k, place in enumerate(columns)}
+    gap = 0.12 if len(columns) <= 200 else 0.0
+    floor = scale.bottom - lane / 2
+
+    def y(decade: float) -> float:
+        return floor if decade == -math.inf else decade
+
+    bottom, top = scale.bottom - lane, scale.top + 2 * lane
+    axis.set(xlim=(0, len(columns)), ylim=(bottom, top))
+    bad = [column[place] for place in panel.bad if place in column]
+    stripes = [[(k, bottom), (k, top), (k + 1, top), (k + 1, bottom)] for k in bad]
+    axis.add_collection(PolyCollection(stripes, facecolor=CALL, linewidth=0.5, edgecolor=CALL, zorder=0))
+    axis.axhspan(bottom, scale.bottom, color="#eef1f4", zorder=0.5)
+    axis.axhline(scale.top, color=GRID, linewidth=1, zorder=0.5)
+    drawn = [(column[span.place], span) for span in spans]
+    bars, peaks = [], []
+    for k, span in drawn:
+        if span.low is not None and span.high is not None:
+            left, right = k + gap, k + 1 - gap
+            bars.append([(left, y(span.low)), (left, y(span.high)), (right, y(span.high)), (right, y(span.low))])
+            peaks.append([(left, y(span.high)), (right, y(span.high))])
+    axis.add_collection(PolyCollection(bars, facecolor=SPAN, edgecolor=SPAN, linewidth=0.3, zorder=2))
+    axis.add_collection(_lines(peaks))
+    for limit in view.limits:
+        if scale.bottom <= limit.decade <= scale.top:
+            axis.axhline(limit.decade, color=LIMIT, linewidth=1, linestyle=(0, (5, 4)), zorder=4)
+            axis.text(
+                0.995,
+                limit.decade + lane * 0.1,
+                limit.text,
+                color=LIMIT,
+                fontsize=7,
+                ha="right",
+                va="bottom",
+                transform=axis.get_yaxis_transform(),
+                zorder=5,
+                parse_math=False,
+                backgroundcolor=(1, 1, 1, 0.6),
+            ).set_bbox({"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5})
+    marks = {"x": ("has_nan", scale.top + 1.5 * lane), "^": ("has_inf", scale.top + 0.5 * lane)}
+    for marker, (kind, height) in marks.items():
+        for is_bad, colour in ((False, MUTED), (True, BAD)):
+            found = [k + 0.5 for k, span in drawn if getattr(span, kind) and span.is_bad == is_bad]
+            style = {"c": colour} if marker == "x" else {"c": colour if is_bad else "none", "edgecolors": colour}
+            axis.scatter(found, [height] * len(found), s=22, marker=marker, zorder=6, **style)
+    if bad:
+        axis.axvline(bad[0], color=BAD, linewidth=1.5, zorder=3)
+    _mark_scale(axis, scale, lane)
+    about = f", {len(panel.bad)} of {len(panel.frames)} calls bad" if panel.bad else ""
+    axis.set_title(f"Batch {panel.number}{about}", fontsize=9, loc="left", color=BAD if panel.bad else "black", pad=3)
+
+
+def _lines(peaks: Any) -> Any:
+    from matplotlib.collections import LineCollection
+
+    return LineCollection(peaks, colors=PEAK, linewidths=1.6, capstyle="butt", zorder=3)
+
+
+def _mark_scale(axis: Any, scale: Scale, lane: float) -> None:
+    every = max(1, math.ceil((scale.top - scale.bottom) / 8))
+    decades = [decade for decade in range(scale.bottom, scale.top + 1) if decade % every == 0]
+    ticks = {scale.bottom - lane / 2: "0", scale.top + lane / 2: "inf", scale.top + 1.5 * lane: "NaN"}
+    ticks |= {decade: f"{10.0**decade:g}" if abs(decade) < 4 else f"1e{decade}" for decade in decades}
+    axis.set_yticks(list(ticks), list(ticks.values()), fontsize=7, color=MUTED)
+    for decade in decades:
+        axis.axhline(decade, color=GRID, linewidth=0.8, zorder=1)
+    axis.tick_params(length=0)
+    axis.set_xticks([])
+    for spine in axis.spines.values():
+        spine.set_color("#d0d7de")
+
+
+def _write_names(axis: Any, chart: Chart, columns: Sequence[int]) -> None:
+    names = [chart.places[place].name for place in columns]
+    bad = {place for panel in chart.panels for place in panel.bad}
+    if len(columns) <= MOST_NAMES:
+        texts = ["..." + name[3 - LETTERS :] if len(name) > LETTERS else name for name in names]
+        axis.set_xticks([k + 0.5 for k in range(len(columns))], texts, rotation=90, fontsize=7)
+        for label, place in zip(axis.get_xticklabels(), columns, strict=True):
+            label.set_parse_math(False)
+            label.set_color(BAD if place in bad else MUTED)
+        return
+    starts = group_starts(names, MOST_GROUPS)
+    axis.set_xticks(
+        [k for k, _ in starts], [name[-LETTERS:] for _, name in starts], rotation=20, fontsize=7, ha="right"
+    )
+    axis.tick_params(axis="x", length=4, color=MUTED)
+    for label in axis.get_xticklabels():
+        label.set_parse_math(False)
+        label.set_color(MUTED)
