@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -138,6 +139,14 @@ class Chart:
     shown: Part
     """The one that the first verdict is of, or else the first."""
 
+    @property
+    def all_is_well(self) -> str:
+        """What is said where there is no verdict."""
+        batches = f"the {len(self.panels)} batches" if len(self.panels) > 1 else f"batch {self.panels[0].number}"
+        spans = (span for view in self.views for of_panel in view.spans for span in of_panel)
+        allowed = ", but those that are allowed" if any(span.has_nan or span.has_inf for span in spans) else ""
+        return f"No NaN or infinity in {batches} shown here{allowed}"
+
     def view(self, part: Part) -> View:
         """Raises TraceError if it has no numbers."""
         for view in self.views:
@@ -164,7 +173,7 @@ def make_chart(trace: Trace, batches: Collection[int] | None = None) -> Chart:
     by_batch: dict[int, list[Frame]] = {}
     for frame in trace.frames:
         by_batch.setdefault(frame.batch_number, []).append(frame)
-    title = on_one_line(trace.path)
+    title = on_one_line(os.path.basename(trace.path))  # a page that is passed on is not to tell of folders
     chosen = _chosen(title, by_batch, trace, batches)
     keys = [[_place(frame, calls[id(frame)]) for frame in by_batch[number]] for number in chosen]
     places = _merged(keys)
@@ -369,18 +378,22 @@ def _notes(trace: Trace, there: int, shown: int) -> Iterable[str]:
 
 
 def group_starts(modules: Sequence[str], most: int) -> list[tuple[int, str]]:
-    """(index, name) of where another part of the model begins, by as many components of the names as make `most`
-    groups or fewer."""
-    best: list[tuple[int, str]] = []
+    """(index, name) of where another part of the model begins, for `most` labels at most.
+
+    The parts are those of as many components of the names as fit. Where that leaves few labels, as of hundreds of
+    layers under one name, every so many of the next ones.
+    """
+    fitting: list[tuple[int, str]] = []
     deepest = max((name.count(".") + 1 for name in modules), default=1)
     for depth in range(1, deepest + 1):
         starts: list[tuple[int, str]] = []
         for i, name in enumerate(modules):
-            prefix = ".".join(name.split(".")[:depth])
+            parts = name.split(".")
+            prefix = ".".join(parts[:depth])
             # A parent ends after its children, and belongs to the group before it.
-            if prefix.count(".") + 1 == depth and (not starts or starts[-1][1] != prefix):
+            if len(parts) >= depth and (not starts or starts[-1][1] != prefix):
                 starts.append((i, prefix))
-        if len(starts) > most and best:
-            break
-        best = starts
-    return best
+        if len(starts) > most:
+            return starts[:: math.ceil(len(starts) / most)] if 3 * len(fitting) <= most else fitting
+        fitting = starts
+    return fitting

@@ -50,7 +50,7 @@ const ORDERS = {
   "largest abs max first": (a, b) => compare(largest(b), largest(a)) || a - b,
   "smallest abs min first": (a, b) => compare(smallest(a), smallest(b)) || a - b,
   "nearest to their limit first": (a, b) => compare(nearest(a), nearest(b)) || a - b,
-  "largest change between batches first": (a, b) => compare(change(b), change(a)) || a - b,
+  "largest change first": (a, b) => compare(change(b), change(a)) || a - b,
 };
 const compare = (a, b) => a < b ? -1 : a > b ? 1 : 0;
 
@@ -153,7 +153,9 @@ const seen = new IntersectionObserver((entries) => {
 const fullName = (place) => places[place][2] ? `${places[place][0]} (${places[place][2]})` : places[place][0];
 function shortened(text, most) {
   const letters = [...text];
-  return letters.length > most ? "\u2026" + letters.slice(letters.length - most + 1).join("") : text;
+  if (letters.length <= most) return text;
+  const end = letters.slice(letters.length - most + 1), dot = end.indexOf(".");
+  return "\u2026" + end.slice(dot < end.length - 1 ? dot + 1 : 0).join("");
 }
 
 function layout(panel, i) {
@@ -187,10 +189,10 @@ function drawPanel(panel, i) {
 
   // Bad calls, then the lanes of what has no place on the scale.
   for (let k = state.from; k < state.to; k++) {
-    if (panel.isBad.has(state.columns[k])) {
-      const left = Math.floor(x(k));
-      box(colours.call, left, TOP, Math.max(2, Math.ceil(x(k + 1)) - left), body);
-    }
+    if (!panel.isBad.has(state.columns[k])) continue;
+    const left = Math.floor(x(k));
+    while (k + 1 < state.to && panel.isBad.has(state.columns[k + 1])) k++;
+    box(colours.call, left, TOP, Math.max(2, Math.ceil(x(k + 1)) - left), body);
   }
   box(colours.floor, LEFT, last, at.inner, LANE);
   c.textBaseline = "middle";
@@ -203,6 +205,7 @@ function drawPanel(panel, i) {
   for (let decade = bottom; decade <= top; decade++) {
     if (decade % every) continue;
     box(colours.grid, LEFT, Math.round(y(decade)), at.inner, 1);
+    if (last - y(decade) < 7 || y(decade) - first < 5) continue;
     label(Math.abs(decade) < 4 ? String(10 ** decade >= 1 ? 10 ** decade : (10 ** decade).toFixed(-decade))
                                : `1e${decade}`, y(decade));
   }
@@ -216,19 +219,14 @@ function drawPanel(panel, i) {
     const left = Math.floor(x(k) + gap);
     return [left, Math.max(1, Math.ceil(x(k + 1) - gap) - left)];
   };
-  for (let k = state.from; k < state.to; k++) {
-    const span = spans[state.columns[k]];
-    if (span && span.high !== null) {
-      const [left, width] = bar(k);
-      const up = y(span.high), down = span.low === -Infinity ? last + LANE / 2 : y(span.low);
-      box(colours.span, left, up, width, Math.max(1, down - up));
-    }
-  }
-  for (let k = state.from; k < state.to; k++) {
-    const span = spans[state.columns[k]];
-    if (span && span.high !== null) {
-      const [left, width] = bar(k);
-      box(colours.peak, left, y(span.high) - 1, width, 2);
+  for (const isPeak of [false, true]) {
+    c.fillStyle = isPeak ? colours.peak : colours.span;
+    for (let k = state.from; k < state.to; k++) {
+      const span = spans[state.columns[k]];
+      if (!span || span.high === null) continue;
+      const [left, width] = bar(k), up = y(span.high);
+      if (isPeak) c.fillRect(left, up - 1, width, 2);
+      else c.fillRect(left, up, width, Math.max(1, y(span.low) - up));
     }
   }
 
@@ -245,8 +243,8 @@ function drawPanel(panel, i) {
     c.lineTo(at.width - RIGHT, height);
     c.stroke();
     const under = height - 8 < first ? height + 8 : height - 8;
-    if (Math.abs(under - lowest) > 11) note(text, under);
-    lowest = under;
+    const isTold = body > 200 || i === 0 || text.includes(" max ");
+    if (isTold && Math.abs(under - lowest) > 11) { note(text, under); lowest = under; }
   }
   c.setLineDash([]);
   const above = state.view.limits.filter(([decade]) => decade > top).map(([, text]) => "\u2191 " + text);
@@ -315,7 +313,7 @@ function drawNames(c, at, x, down) {
       return;
     }
     const names = state.columns.slice(state.from, state.to).map((place) => places[place][0]);
-    const starts = groupStarts(names, Math.max(1, Math.floor(at.inner / 70)));
+    const starts = groupStarts(names, Math.max(1, Math.floor(at.inner / 90)));
     c.textAlign = "left";
     starts.forEach(([k, name], i) => {
       const left = x(state.from + k);
@@ -350,17 +348,20 @@ function drawNames(c, at, x, down) {
 function groupStarts(names, most) {
   const parts = names.map((name) => name.split("."));
   const deepest = parts.reduce((deep, part) => Math.max(deep, part.length), 1);
-  let best = [];
+  let fitting = [];
   for (let depth = 1; depth <= deepest; depth++) {
     const starts = [];
     parts.forEach((part, i) => {
       const prefix = part.slice(0, depth).join(".");
       if (part.length >= depth && (!starts.length || starts[starts.length - 1][1] !== prefix)) starts.push([i, prefix]);
     });
-    if (starts.length > most && best.length) break;
-    best = starts;
+    if (starts.length > most) {
+      const every = Math.ceil(starts.length / most);
+      return 3 * fitting.length <= most ? starts.filter((_, i) => i % every === 0) : fitting;
+    }
+    fitting = starts;
   }
-  return best;
+  return fitting;
 }
 
 function placeCursor(panel) {
@@ -412,10 +413,12 @@ function tell(pointer) {
   }).join("; "));
   const chart = panel.canvas.getBoundingClientRect();
   const step = (chart.width - LEFT - RIGHT) / (state.to - state.from);
-  const left = pointer ? pointer.x : chart.left + LEFT + (state.cursor - state.from + 1) * step;
-  const top = pointer ? pointer.y : chart.top + 50;
+  state.isPointed = Boolean(pointer);
   const room = { x: document.documentElement.clientWidth, y: window.innerHeight };
   const { width, height } = box.getBoundingClientRect();
+  const left = pointer ? pointer.x : chart.left + LEFT + (state.cursor - state.from + 1) * step;
+  const under = chart.top + TOP + layout(panel, 0).body;
+  const top = pointer ? pointer.y : under + height + 24 < room.y ? under - 8 : chart.top - height - 40;
   const right = left + 16 + width > room.x - 8 ? left - 16 - width : left + 16;
   box.style.left = `${Math.max(8, Math.min(right, room.x - width - 8))}px`;
   box.style.top = `${Math.max(8, Math.min(top + 16, room.y - height - 8))}px`;
@@ -424,7 +427,7 @@ function tell(pointer) {
 // A table for those who cannot see the charts, or want to copy from them.
 
 function fillTable() {
-  const head = element("tr", {}, ...["module", "class", "", "batch", "abs min", "abs max", "bits left"].map((textContent, i) =>
+  const head = element("tr", {}, ...["module", "class", "what", "batch", "abs min", "abs max", "bits left"].map((textContent, i) =>
     element("th", { textContent, scope: "col", className: i > 2 ? "number" : "" })));
   const body = element("tbody");
   let count = 0;
@@ -449,7 +452,8 @@ function fillTable() {
 
 function magnitude(decade) {
   if (decade === null) return "";
-  return decade === -Infinity ? "0" : (10 ** decade).toPrecision(3);
+  const value = decade === -Infinity ? 0 : 10 ** decade;
+  return value && (value < 1e-3 || value >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(3)));
 }
 
 // The page.
@@ -538,7 +542,7 @@ function build(panel, i) {
 views.forEach((view, i) => $("part").append(element("option", { value: i, textContent: NAMES[view.part] })));
 $("part").value = views.findIndex((view) => view.part === given.shown);
 for (const name of Object.keys(ORDERS)) {
-  if (panels.length > 1 || !name.includes("batches")) $("order").append(element("option", { value: name, textContent: name }));
+  if (panels.length > 1 || !name.includes("change")) $("order").append(element("option", { value: name, textContent: name }));
 }
 const acts = { closer: () => zoom(0.5), wider: () => zoom(2), back: () => pan(-0.8), on: () => pan(0.8),
                all: () => show(0, state.columns.length), bad: nextBad };
@@ -552,7 +556,10 @@ $("search").addEventListener("keydown", (event) => {
 $("whole").addEventListener("change", draw);
 $("table").addEventListener("toggle", () => { if ($("table").open) fillTable(); });
 window.addEventListener("resize", draw);
-window.addEventListener("scroll", () => { $("reading").hidden = true; }, { passive: true });
+window.addEventListener("scroll", () => {
+  if ($("reading").hidden) return;
+  if (state.isPointed) $("reading").hidden = true; else tell();
+}, { passive: true });
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColours(); draw(); });
 for (const id of ["controls", "legend", "table", "help"]) $(id).hidden = false;
 readColours();

@@ -69,8 +69,7 @@ def _json(value: object) -> str:
 
 def _verdict(chart: Chart) -> str:
     if not chart.verdicts:
-        batches = f"the {len(chart.panels)} batches" if len(chart.panels) > 1 else f"batch {chart.panels[0].number}"
-        return f'<section class="verdict good"><h2>No NaN or infinity in {batches} shown here</h2></section>'
+        return f'<section class="verdict good"><h2>{html.escape(chart.all_is_well)}</h2></section>'
     first, *others = chart.verdicts
     headline, _, rest = first.text.partition("\n")
     more = "".join(f"<pre>{html.escape(verdict.text)}</pre>" for verdict in others)

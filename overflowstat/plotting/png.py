@@ -17,9 +17,9 @@ __all__ = ["check_matplotlib", "png"]
 
 WIDTH, DOTS = 12.0, 120
 """In inches, and per inch."""
-LANE = 0.07
-"""Of what is not on the scale, as a share of it."""
-MOST_NAMES, MOST_GROUPS, LETTERS = 60, 14, 34
+LANE = 0.17
+"""The height of one for what is not on the scale, in inches."""
+MOST_NAMES, MOST_GROUPS, LETTERS = 80, 14, 34
 MOST_TEXT = 14
 MUTED, GRID, SPAN, PEAK, LIMIT, CALL, BAD = "#57606a", "#e7eaee", "#a9cdea", "#0b5fa5", "#5b4a1e", "#fbe0d0", "#b0400a"
 
@@ -47,10 +47,10 @@ def png(chart: Chart, shown: Part | None = None) -> bytes:
 
     view = chart.view(shown or chart.shown)
     columns = sorted({span.place for spans in view.spans for span in spans})
-    texts = _texts(chart)
+    texts = [*_texts(chart), (f"{view.part}, abs min to abs max, of each module call", {"color": MUTED})]
     count = len(chart.panels)
     names = min(max(len(chart.places[place].name) for place in columns), LETTERS)
-    above, below = 0.35 + 0.19 * len(texts), (0.3 + 0.075 * names if len(columns) <= MOST_NAMES else 0.5)
+    above, below = 0.35 + 0.19 * len(texts), (0.2 + 0.066 * names if len(columns) <= MOST_NAMES else 0.5)
     each = 4.2 if count == 1 else 2.6 if count < 4 else 1.9
     height = above + each * count + below
     # Not what a user's own settings say, which may bring in TeX; nor what fonts lack, as letters of other scripts.
@@ -61,10 +61,10 @@ def png(chart: Chart, shown: Part | None = None) -> bytes:
         _write_texts(figure, texts, height)
         axes = figure.subplots(count, 1, squeeze=False)[:, 0]
         figure.subplots_adjust(
-            left=0.075, right=0.985, top=1 - (above + 0.2) / height, bottom=below / height, hspace=0.3 / each * 1.4
+            left=0.075, right=0.985, top=1 - (above + 0.1) / height, bottom=below / height, hspace=0.3 / each * 1.4
         )
         for axis, panel, spans in zip(axes, chart.panels, view.spans, strict=True):
-            _draw(axis, panel, spans, view, columns)
+            _draw(axis, panel, spans, view, columns, each)
         _write_names(axes[-1], chart, columns)
         file = io.BytesIO()
         figure.savefig(file, format="png", metadata={"Software": "overflowstat"})
@@ -83,14 +83,14 @@ def _texts(chart: Chart) -> list[tuple[str, dict[str, Any]]]:
         if more := len(lines) - MOST_TEXT:
             texts += [(f"... and {more} more lines", {"color": MUTED})] * (more > 0)
     else:
-        texts.append(("No NaN or infinity in the batches shown here", {"weight": "bold"}))
+        texts.append((chart.all_is_well, {"weight": "bold"}))
     return [(part, style) for text, style in texts for part in _wrapped(text)] + [
         (part, {"color": MUTED}) for note in chart.notes for part in _wrapped(note)
     ]
 
 
 def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, 130, subsequent_indent="    ", drop_whitespace=False, replace_whitespace=False) or [""]
+    return textwrap.wrap(line, 150, subsequent_indent="    ", drop_whitespace=False, replace_whitespace=False) or [""]
 
 
 def _write_texts(figure: Any, texts: Sequence[tuple[str, dict[str, Any]]], height: float) -> None:
@@ -99,11 +99,11 @@ def _write_texts(figure: Any, texts: Sequence[tuple[str, dict[str, Any]]], heigh
         figure.text(0.012, 1 - (0.12 + 0.19 * i) / height, text, fontsize=9, va="top", parse_math=False, **style)
 
 
-def _draw(axis: Any, panel: Panel, spans: Sequence[Span], view: View, columns: Sequence[int]) -> None:
+def _draw(axis: Any, panel: Panel, spans: Sequence[Span], view: View, columns: Sequence[int], each: float) -> None:
     from matplotlib.collections import PolyCollection
 
     scale = view.scale
-    lane = LANE * (scale.top - scale.bottom)
+    lane = LANE * (scale.top - scale.bottom) / (each - 4 * LANE)
     column = {place: k for k, place in enumerate(columns)}
     gap = 0.12 if len(columns) <= 200 else 0.0
     floor = scale.bottom - lane / 2
@@ -130,19 +130,12 @@ def _draw(axis: Any, panel: Panel, spans: Sequence[Span], view: View, columns: S
     for limit in view.limits:
         if scale.bottom <= limit.decade <= scale.top:
             axis.axhline(limit.decade, color=LIMIT, linewidth=1, linestyle=(0, (5, 4)), zorder=4)
-            axis.text(
-                0.995,
-                limit.decade + lane * 0.1,
-                limit.text,
-                color=LIMIT,
-                fontsize=7,
-                ha="right",
-                va="bottom",
-                transform=axis.get_yaxis_transform(),
-                zorder=5,
-                parse_math=False,
-                backgroundcolor=(1, 1, 1, 0.6),
-            ).set_bbox({"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5})
+            _write(axis, limit.decade, limit.text)
+    _write(
+        axis, scale.top - lane, "   ".join(f"\u2191 {limit.text}" for limit in view.limits if limit.decade > scale.top)
+    )
+    beneath = [f"\u2193 {limit.text}" for limit in view.limits if limit.decade < scale.bottom]
+    _write(axis, scale.bottom, "   ".join(beneath))
     marks = {"x": ("has_nan", scale.top + 1.5 * lane), "^": ("has_inf", scale.top + 0.5 * lane)}
     for marker, (kind, height) in marks.items():
         for is_bad, colour in ((False, MUTED), (True, BAD)):
@@ -156,6 +149,26 @@ def _draw(axis: Any, panel: Panel, spans: Sequence[Span], view: View, columns: S
     axis.set_title(f"Batch {panel.number}{about}", fontsize=9, loc="left", color=BAD if panel.bad else "black", pad=3)
 
 
+def _write(axis: Any, decade: float, text: str) -> None:
+    """Above a line, at its right end."""
+    box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5}
+    if text:
+        axis.annotate(
+            text,
+            (0.995, decade),
+            (0, 1.5),
+            xycoords=axis.get_yaxis_transform(),
+            textcoords="offset points",
+            color=LIMIT,
+            fontsize=7,
+            ha="right",
+            va="bottom",
+            zorder=5,
+            parse_math=False,
+            bbox=box,
+        )
+
+
 def _lines(peaks: Any) -> Any:
     from matplotlib.collections import LineCollection
 
@@ -166,7 +179,11 @@ def _mark_scale(axis: Any, scale: Scale, lane: float) -> None:
     every = max(1, math.ceil((scale.top - scale.bottom) / 8))
     decades = [decade for decade in range(scale.bottom, scale.top + 1) if decade % every == 0]
     ticks = {scale.bottom - lane / 2: "0", scale.top + lane / 2: "inf", scale.top + 1.5 * lane: "NaN"}
-    ticks |= {decade: f"{10.0**decade:g}" if abs(decade) < 4 else f"1e{decade}" for decade in decades}
+    ticks |= {
+        decade: f"{10.0**decade:g}" if abs(decade) < 4 else f"1e{decade}"
+        for decade in decades
+        if scale.bottom < decade < scale.top
+    }
     axis.set_yticks(list(ticks), list(ticks.values()), fontsize=7, color=MUTED)
     for decade in decades:
         axis.axhline(decade, color=GRID, linewidth=0.8, zorder=1)
@@ -180,7 +197,7 @@ def _write_names(axis: Any, chart: Chart, columns: Sequence[int]) -> None:
     names = [chart.places[place].name for place in columns]
     bad = {place for panel in chart.panels for place in panel.bad}
     if len(columns) <= MOST_NAMES:
-        texts = ["..." + name[3 - LETTERS :] if len(name) > LETTERS else name for name in names]
+        texts = [_shortened(name) for name in names]
         axis.set_xticks([k + 0.5 for k in range(len(columns))], texts, rotation=90, fontsize=7)
         for label, place in zip(axis.get_xticklabels(), columns, strict=True):
             label.set_parse_math(False)
@@ -188,9 +205,17 @@ def _write_names(axis: Any, chart: Chart, columns: Sequence[int]) -> None:
         return
     starts = group_starts(names, MOST_GROUPS)
     axis.set_xticks(
-        [k for k, _ in starts], [name[-LETTERS:] for _, name in starts], rotation=20, fontsize=7, ha="right"
+        [k for k, _ in starts], [_shortened(name) for _, name in starts], rotation=20, fontsize=7, ha="right"
     )
     axis.tick_params(axis="x", length=4, color=MUTED)
     for label in axis.get_xticklabels():
         label.set_parse_math(False)
         label.set_color(MUTED)
+
+
+def _shortened(name: str) -> str:
+    """Its end, from a dot on if there is one."""
+    if len(name) <= LETTERS:
+        return name
+    end = name[1 - LETTERS :]
+    return "\u2026" + (end.partition(".")[2] or end)
