@@ -388,10 +388,9 @@ def group_starts(modules: Sequence[str], most: int) -> list[tuple[int, str]]:
     for depth in range(1, deepest + 1):
         starts: list[tuple[int, str]] = []
         for i, name in enumerate(modules):
-            parts = name.split(".")
-            prefix = ".".join(parts[:depth])
-            # A parent ends after its children, and belongs to the group before it.
-            if len(parts) >= depth and (not starts or starts[-1][1] != prefix):
+            prefix = ".".join(name.split(".")[:depth])
+            # A parent ends after its children, and belongs to the last of them.
+            if not starts or not f"{starts[-1][1]}.".startswith(f"{prefix}."):
                 starts.append((i, prefix))
         if len(starts) > most:
             return starts[:: math.ceil(len(starts) / most)] if 3 * len(fitting) <= most else fitting

@@ -44,15 +44,15 @@ function change(place) {
   const [low, high] = [Math.min(...found), Math.max(...found)];
   return found.length < 2 || low === high ? 0 : high - low;
 }
+// By what columns are sorted, ascending.
 const ORDERS = {
   "as they ran": null,
-  "by name": (a, b) => places[a][0] < places[b][0] ? -1 : places[a][0] > places[b][0] ? 1 : a - b,
-  "largest abs max first": (a, b) => compare(largest(b), largest(a)) || a - b,
-  "smallest abs min first": (a, b) => compare(smallest(a), smallest(b)) || a - b,
-  "nearest to their limit first": (a, b) => compare(nearest(a), nearest(b)) || a - b,
-  "largest change first": (a, b) => compare(change(b), change(a)) || a - b,
+  "by name": (place) => places[place][0],
+  "largest abs max first": (place) => -largest(place),
+  "smallest abs min first": smallest,
+  "nearest to their limit first": nearest,
+  "largest change first": (place) => -change(place),
 };
-const compare = (a, b) => a < b ? -1 : a > b ? 1 : 0;
 
 // Choosing.
 
@@ -63,7 +63,11 @@ function choose() {
   const fits = (place) => words.every((word) => places[place][0].toLowerCase().includes(word));
   state.columns = state.view.places.filter(fits);
   const order = ORDERS[$("order").value];
-  if (order) state.columns.sort(order);
+  if (order) {
+    const keys = new Map(state.columns.map((place) => [place, order(place)]));
+    const compare = (a, b) => a < b ? -1 : a > b ? 1 : 0;
+    state.columns.sort((a, b) => compare(keys.get(a), keys.get(b)) || a - b);
+  }
   const count = state.columns.length, all = state.view.places.length;
   $("count").textContent = words.length ? `${count} of ${all} calls` : `${all} calls`;
   moveCursor(state.columns.indexOf(held), false);
@@ -274,7 +278,7 @@ function drawPanel(panel, i) {
     }
   }
   if (panel.bad.length && !ORDERS[$("order").value]) {
-    const k = state.columns.indexOf(panel.bad[0]);
+    const k = state.columns.indexOf(state.view.places.find((place) => panel.isBad.has(place)));
     if (k >= state.from && k < state.to) box(colours.bad, Math.floor(x(k)), TOP, 2, body);
   }
   c.strokeStyle = colours.edge;
@@ -353,7 +357,7 @@ function groupStarts(names, most) {
     const starts = [];
     parts.forEach((part, i) => {
       const prefix = part.slice(0, depth).join(".");
-      if (part.length >= depth && (!starts.length || starts[starts.length - 1][1] !== prefix)) starts.push([i, prefix]);
+      if (!starts.length || !`${starts[starts.length - 1][1]}.`.startsWith(`${prefix}.`)) starts.push([i, prefix]);
     });
     if (starts.length > most) {
       const every = Math.ceil(starts.length / most);
