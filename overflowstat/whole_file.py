@@ -6,7 +6,6 @@ import os
 import secrets
 
 from .errors import TraceError
-from .terminal import on_one_line
 
 __all__ = ["check_free", "write_whole"]
 
@@ -34,16 +33,16 @@ def write_whole(path: str, content: bytes, *, overwrites: bool = False) -> None:
         TraceError: it cannot be written, or is there and `overwrites` is false.
     """
     check_free(path, overwrites)
-    path = os.path.realpath(path)  # of a link the file is written
-    beside = os.path.join(os.path.dirname(path), f".overflowstat-{secrets.token_hex(8)}.tmp")
     try:
+        real = os.path.realpath(path)  # of a link the file is written
+        beside = os.path.join(os.path.dirname(real), f".overflowstat-{secrets.token_hex(8)}.tmp")
         try:
             with open(beside, "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             check_free(path, overwrites)
-            os.replace(beside, path)
+            os.replace(beside, real)
         except BaseException:
             if os.path.lexists(beside):
                 os.unlink(beside)
@@ -52,4 +51,4 @@ def write_whole(path: str, content: bytes, *, overwrites: bool = False) -> None:
         if isinstance(error, TraceError):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise TraceError(f"{on_one_line(path)!r} cannot be written: {reason}") from error
+        raise TraceError(f"{path!r} cannot be written: {reason}") from error

@@ -17,7 +17,16 @@ __all__ = ["NAMES", "Browser", "Page", "find_browser"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE = 60.0
-KEY_CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "End": 35, "PageUp": 33, "PageDown": 34, "Escape": 27}
+KEY_CODES = {
+    "ArrowLeft": 37,
+    "ArrowRight": 39,
+    "Home": 36,
+    "End": 35,
+    "PageUp": 33,
+    "PageDown": 34,
+    "Escape": 27,
+    "Tab": 9,
+}
 
 
 def find_browser() -> str | None:

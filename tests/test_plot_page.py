@@ -68,7 +68,7 @@ def page_of(path: Path) -> str:
 
 
 def hostile_trace(path: Path) -> Path:
-    bad = {"nan_count": 1, "finite_abs_max": 1.0, "first_bad": [0, 0]}
+    bad: dict[str, Any] = {"nan_count": 1, "finite_abs_max": 1.0, "first_bad": [0, 0]}
     lines = [frame(0, name, numbers(name, 0.5, 1.0), numbers("output", 0.5, 1.0), cls=name) for name in HOSTILE]
     told = [report(0, HOSTILE[0], "output", f"overflowstat: nan in {name}\n  by {name}") for name in HOSTILE]
     return write_trace(path, *lines, frame(0, HOSTILE[0], numbers("output", 0.5, "nan", **bad)), *told, root=HOSTILE[0])
@@ -143,7 +143,7 @@ def test_no_path_and_no_environment_is_in_it(tmp_path: Path) -> None:
 
 
 def test_numbers_of_a_call(tmp_path: Path) -> None:
-    bad = {"nan_count": 2, "posinf_count": 1, "finite_abs_max": 65504.0, "first_bad": [1, 3]}
+    bad: dict[str, Any] = {"nan_count": 2, "posinf_count": 1, "finite_abs_max": 65504.0, "first_bad": [1, 3]}
     trace = write_trace(
         tmp_path / "run.jsonl",
         frame(
@@ -190,7 +190,7 @@ def test_a_real_run(tmp_path: Path, recorder_name: RecorderName) -> None:
     with Monitor(model, trace_file=tmp_path / "run.jsonl", sinks=[], recorder=recorder_name) as monitor:
         model(torch.randn(3, 4))
         with torch.no_grad():
-            model[2].bias[0] = torch.inf
+            model.get_parameter("2.bias")[0] = torch.inf
         with pytest.raises(ValueError, match="inf in batch 1"):
             model(torch.randn(3, 4))
         monitor.remove()

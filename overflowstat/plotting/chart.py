@@ -153,7 +153,7 @@ class Chart:
             if view.part == part:
                 return view
         there = " and ".join(view.part for view in self.views)
-        raise TraceError(f"{self.title!r} has no numbers of any {part}, in what is to be shown: it has {there}")
+        raise TraceError(f"there are no numbers of any {part} in the batches that are to be shown: there are {there}")
 
 
 def make_chart(trace: Trace, batches: Collection[int] | None = None) -> Chart:
@@ -173,8 +173,7 @@ def make_chart(trace: Trace, batches: Collection[int] | None = None) -> Chart:
     by_batch: dict[int, list[Frame]] = {}
     for frame in trace.frames:
         by_batch.setdefault(frame.batch_number, []).append(frame)
-    title = on_one_line(os.path.basename(trace.path))  # a page that is passed on is not to tell of folders
-    chosen = _chosen(title, by_batch, trace, batches)
+    chosen = _chosen(trace, by_batch, batches)
     keys = [[_place(frame, calls[id(frame)]) for frame in by_batch[number]] for number in chosen]
     places = _merged(keys)
     index = {place: i for i, place in enumerate(places)}
@@ -184,7 +183,7 @@ def make_chart(trace: Trace, batches: Collection[int] | None = None) -> Chart:
         panels.append(Panel(number, frames, tuple(sorted(place for place, frame in frames.items() if frame.bad_lines))))
     views = tuple(view for part in PARTS if (view := _view(part, panels)) is not None)
     if not views:
-        raise TraceError(f"{title!r} has {len(trace.frames)} frames without a number: there is nothing to draw")
+        raise TraceError(f"{trace.path!r} has {len(trace.frames)} frames without a number: there is nothing to draw")
     verdicts = _verdicts(trace, panels, places)
     labels = [report.label for report in trace.reports[:1]] or [
         line.label for panel in panels for place in panel.bad[:1] for line in panel.frames[place].bad_lines
@@ -192,21 +191,26 @@ def make_chart(trace: Trace, batches: Collection[int] | None = None) -> Chart:
     wanted = part_of(labels[0]) if labels else "output"
     shown = wanted if any(view.part == wanted for view in views) else views[0].part
     notes = tuple(_notes(trace, len(by_batch), len(chosen)))
+    title = on_one_line(os.path.basename(trace.path))  # a page that is passed on is not to tell of folders
     return Chart(title, _about(trace), notes, verdicts, places, tuple(panels), views, shown)
 
 
-def _chosen(title: str, by_batch: dict[int, list[Frame]], trace: Trace, wanted: Collection[int] | None) -> list[int]:
+def _chosen(trace: Trace, by_batch: dict[int, list[Frame]], wanted: Collection[int] | None) -> list[int]:
     if not by_batch and (wanted is None or not trace.batches):
-        raise TraceError(f"{title!r} has no frames: the run ended before its first module call, or has not come to it")
+        raise TraceError(
+            f"{trace.path!r} has no frames: the run ended before its first module call, or has not come to it"
+        )
     numbers = sorted(by_batch)
     if wanted is not None:
         for number in sorted(wanted):
             if number not in by_batch:
-                there = trace.batches
-                raise TraceError(
-                    f"{title!r} has no frames of batch {number}: its {len(there)} batches are from {there[0]} to "
-                    f"{there[-1]}"
+                numbers = trace.batches
+                there = (
+                    f"{len(numbers)} batches, from {numbers[0]} to {numbers[-1]}"
+                    if numbers[1:]
+                    else f"batch {numbers[0]}"
                 )
+                raise TraceError(f"{trace.path!r} has no frames of batch {number}: it has {there}")
         return sorted(wanted)
     bad = [number for number in numbers if any(frame.bad_lines for frame in by_batch[number])]
     if not bad:

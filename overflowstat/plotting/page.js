@@ -191,6 +191,8 @@ function drawPanel(panel, i) {
   const x = (column) => LEFT + (column - state.from) * step;
   const box = (colour, left, up, width, height) => { c.fillStyle = colour; c.fillRect(left, up, width, height); };
 
+  box(colours.ground, 0, 0, at.width, at.height);
+
   // Bad calls, then the lanes of what has no place on the scale.
   for (let k = state.from; k < state.to; k++) {
     if (!panel.isBad.has(state.columns[k])) continue;
@@ -228,7 +230,7 @@ function drawPanel(panel, i) {
     for (let k = state.from; k < state.to; k++) {
       const span = spans[state.columns[k]];
       if (!span || span.high === null) continue;
-      const [left, width] = bar(k), up = y(span.high);
+      const [left, width] = bar(k), up = Math.round(y(span.high));
       if (isPeak) c.fillRect(left, up - 1, width, 2);
       else c.fillRect(left, up, width, Math.max(1, y(span.low) - up));
     }
