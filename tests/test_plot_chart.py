@@ -99,7 +99,7 @@ def test_weights_inputs_outputs_and_gradients_are_views(tmp_path: Path) -> None:
 
 def test_limits_of_float16(tmp_path: Path) -> None:
     view = chart_of(tmp_path, frame(0, "a", numbers("output", 0.5, 20.0))).view("output")
-    assert dict((text, decade) for decade, text in view.limits) == pytest.approx(
+    assert {text: decade for decade, text in view.limits} == pytest.approx(
         {
             "float16 smallest 5.9605e-08": -24 * math.log10(2),
             "float16 smallest normal 6.1035e-05": -14 * math.log10(2),
@@ -250,6 +250,18 @@ def test_no_frames_and_no_numbers(tmp_path: Path) -> None:
         chart_of(tmp_path)
     with pytest.raises(TraceError, match="1 frames without a number"):
         chart_of(tmp_path, frame(0, "a", {"label": "output", "content": "meta"}))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-1.0, 1.0), (2.0, 1.0), (1.0, 1e999), ("inf", 1.0), ("nan", 1.0), (1, 10**400)],
+    ids=["negative", "reversed", "inf", "from inf", "from nan", "huge"],
+)
+def test_magnitudes_that_make_no_sense(tmp_path: Path, low: Any, high: Any) -> None:
+    path = write_trace(tmp_path / "run.jsonl", frame(3, "a", numbers("output", low, high, "float64")))
+    path.write_text(path.read_text().replace("Infinity", "1e999"))
+    with pytest.raises(TraceError, match=r"^a, output, in batch 3: magnitudes from .* make no sense"):
+        make_chart(load_trace(path))
 
 
 def test_integers_beyond_a_double(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def layers(path: Path, count: int, batches: int = 1, bad_from: int | None = None
         for i in range(count):
             name = f"model.layers.{i // 10}.part{i % 10}"
             if batch == batches - 1 and bad_from is not None and i >= bad_from:
-                bad = {"nan_count": 8, "finite_abs_max": "nan", "first_bad": [0, 0]}
+                bad: dict[str, Any] = {"nan_count": 8, "finite_abs_max": "nan", "first_bad": [0, 0]}
                 lines.append(frame(batch, name, numbers("output", "nan", "nan", **bad)))
             else:
                 lines.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -299,6 +300,11 @@ def _view(part: Part, panels: Sequence[Panel]) -> View | None:
 
 
 def _span(place: int, frame: Frame, lines: Sequence[tuple[Line, TensorStats]]) -> Span:
+    for line, stats in lines:
+        has_finite = stats.finite_abs_max == stats.finite_abs_max
+        if has_finite and not 0 <= stats.abs_min <= stats.finite_abs_max <= sys.float_info.max:
+            where = f"{module_text(frame.module)}, {line.label}, in batch {frame.batch_number}"
+            raise TraceError(f"{where}: magnitudes from {stats.abs_min} to {stats.finite_abs_max} make no sense")
     all_stats = [stats for _, stats in lines]
     finite = [stats for stats in all_stats if not math.isnan(stats.finite_abs_max)]
     left = [powers for stats in all_stats if (powers := headroom(stats)) is not None]

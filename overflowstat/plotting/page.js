@@ -237,7 +237,7 @@ function drawPanel(panel, i) {
   }
 
   // Limits. Those beyond the scale are told at its edge.
-  c.textAlign = "right";
+  c.textAlign = "left"; // the right end is where a run goes bad
   let lowest = Infinity;
   for (const [decade, text] of [...state.view.limits]) {
     if (decade < bottom || decade > top) continue;
@@ -262,9 +262,9 @@ function drawPanel(panel, i) {
     c.lineWidth = 3;
     c.lineJoin = "round";
     c.setLineDash([]);
-    c.strokeText(text, at.width - RIGHT - 4, height, at.inner - 8);
+    c.strokeText(text, LEFT + 5, height, at.inner - 8);
     c.fillStyle = colours.limit;
-    c.fillText(text, at.width - RIGHT - 4, height, at.inner - 8);
+    c.fillText(text, LEFT + 5, height, at.inner - 8);
     c.lineWidth = 1;
   }
 

@@ -150,18 +150,18 @@ def _draw(axis: Any, panel: Panel, spans: Sequence[Span], view: View, columns: S
 
 
 def _write(axis: Any, decade: float, text: str) -> None:
-    """Above a line, at its right end."""
+    """Above a line, at its left end, since the right one is where a run goes bad."""
     box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5}
     if text:
         axis.annotate(
             text,
-            (0.995, decade),
+            (0.004, decade),
             (0, 1.5),
             xycoords=axis.get_yaxis_transform(),
             textcoords="offset points",
             color=LIMIT,
             fontsize=7,
-            ha="right",
+            ha="left",
             va="bottom",
             zorder=5,
             parse_math=False,
