@@ -232,8 +232,15 @@ def test_search_leaves_the_columns_that_have_all_words(view: Any, tmp_path: Path
     choose(shown, "search", "nowhere")
     assert count_text(shown) == "0 of 300 calls"
     assert shown_names(shown) == []
+    focus(shown)
+    for key in ("+", "-", "PageDown", "ArrowRight", "End", "n", "0"):
+        shown.press(key)
+    assert reading(shown) == ""
     choose(shown, "search", "")
     assert count_text(shown) == "300 calls"
+    focus(shown)
+    shown.press("Home")
+    assert reading(shown).startswith("model.layers.0.part0\n")
 
 
 def test_orders(view: Any, tmp_path: Path) -> None:

@@ -101,6 +101,16 @@ def test_what_exists_is_overwritten_only_with_force(plot: Any, trace: Path) -> N
     assert page.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("name", ["run.jsonl", "link", "./run.jsonl"])
+def test_the_trace_itself_is_never_overwritten(plot: Any, trace: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to(trace)
+    before = trace.read_bytes()
+    status, _, err = plot(trace, "-o", f"{tmp_path}/{name}", "--force")
+    assert status == 2
+    assert "is the trace itself" in err
+    assert trace.read_bytes() == before
+
+
 def test_a_link_stays_and_its_file_is_written(plot: Any, trace: Path, tmp_path: Path) -> None:
     (tmp_path / "link.html").symlink_to(tmp_path / "target.html")
     (tmp_path / "target.html").write_text("old")

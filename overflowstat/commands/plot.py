@@ -43,7 +43,7 @@ def run(chosen: argparse.Namespace) -> int:
 
     suffix = ".png" if chosen.png else ".html"
     path = chosen.output or _beside(chosen.trace, suffix)
-    _check_suffix(path, chosen.png)
+    _check_name(path, chosen)
     check_free(path, chosen.force)
     if chosen.png:
         check_matplotlib()
@@ -66,14 +66,16 @@ def _beside(trace: str, suffix: str) -> str:
     return stem + suffix
 
 
-def _check_suffix(path: str, is_png: bool) -> None:
+def _check_name(path: str, chosen: argparse.Namespace) -> None:
     from ..errors import TraceError
 
-    found = os.path.splitext(path)[1].lower()
-    if found == ".png" and not is_png:
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix == ".png" and not chosen.png:
         raise TraceError(f"{path!r} is to be a picture: give --png, too")
-    if found in (".html", ".htm") and is_png:
+    if suffix in (".html", ".htm") and chosen.png:
         raise TraceError(f"{path!r} is the name of a page, and --png makes a picture")
+    if os.path.exists(path) and os.path.exists(chosen.trace) and os.path.samefile(path, chosen.trace):
+        raise TraceError(f"{path!r} is the trace itself: -o names another file")
 
 
 def _batches(text: str) -> list[int]:

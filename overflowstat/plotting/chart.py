@@ -44,6 +44,10 @@ class Place(NamedTuple):
         return on_one_line(self.module) or "(root)"
 
     @property
+    def full_name(self) -> str:
+        return f"{self.name} ({self.note})" if self.note else self.name
+
+    @property
     def shown_class(self) -> str:
         return on_one_line(self.class_name)
 
@@ -205,12 +209,8 @@ def _chosen(trace: Trace, by_batch: dict[int, list[Frame]], wanted: Collection[i
     if wanted is not None:
         for number in sorted(wanted):
             if number not in by_batch:
-                numbers = trace.batches
-                there = (
-                    f"{len(numbers)} batches, from {numbers[0]} to {numbers[-1]}"
-                    if numbers[1:]
-                    else f"batch {numbers[0]}"
-                )
+                first, last, count = trace.batches[0], trace.batches[-1], len(trace.batches)
+                there = f"{count} batches, from {first} to {last}" if count > 1 else f"batch {first}"
                 raise TraceError(f"{trace.path!r} has no frames of batch {number}: it has {there}")
         return sorted(wanted)
     bad = [number for number in numbers if any(frame.bad_lines for frame in by_batch[number])]

@@ -77,6 +77,7 @@ function choose() {
 
 function show(from, to) {
   const count = state.columns.length;
+  if (!count) from = to = 0;
   const width = Math.max(Math.min(3, count), Math.min(count, Math.round(to - from)));
   state.from = Math.max(0, Math.min(count - width, Math.round(from)));
   state.to = state.from + width;
@@ -433,7 +434,7 @@ function tell(pointer) {
 // A table for those who cannot see the charts, or want to copy from them.
 
 function fillTable() {
-  const head = element("tr", {}, ...["module", "class", "what", "batch", "abs min", "abs max", "bits left"].map((textContent, i) =>
+  const head = element("tr", {}, ...["module", "class", "what", "batch", "abs min", "abs max", "powers of 2 left"].map((textContent, i) =>
     element("th", { textContent, scope: "col", className: i > 2 ? "number" : "" })));
   const body = element("tbody");
   let count = 0;
@@ -562,6 +563,7 @@ $("search").addEventListener("keydown", (event) => {
 $("whole").addEventListener("change", draw);
 $("table").addEventListener("toggle", () => { if ($("table").open) fillTable(); });
 window.addEventListener("resize", draw);
+window.addEventListener("beforeprint", () => panels.forEach(drawPanel));
 window.addEventListener("scroll", () => {
   if ($("reading").hidden) return;
   if (state.isPointed) $("reading").hidden = true; else tell();

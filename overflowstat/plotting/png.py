@@ -49,7 +49,7 @@ def png(chart: Chart, shown: Part | None = None) -> bytes:
     columns = sorted({span.place for spans in view.spans for span in spans})
     texts = [*_texts(chart), (f"{view.part}, abs min to abs max, of each module call", {"color": MUTED})]
     count = len(chart.panels)
-    names = min(max(len(chart.places[place].name) for place in columns), LETTERS)
+    names = min(max(len(chart.places[place].full_name) for place in columns), LETTERS)
     above, below = 0.35 + 0.19 * len(texts), (0.2 + 0.066 * names if len(columns) <= MOST_NAMES else 0.5)
     each = 4.2 if count == 1 else 2.6 if count < 4 else 1.9
     height = above + each * count + below
@@ -73,20 +73,17 @@ def png(chart: Chart, shown: Part | None = None) -> bytes:
 
 def _texts(chart: Chart) -> list[tuple[str, dict[str, Any]]]:
     """Lines above the charts."""
-    texts: list[tuple[str, dict[str, Any]]] = [
-        (f"{chart.title}   {chart.about}", {"color": MUTED}),
-    ]
+    texts: list[tuple[str, dict[str, Any]]] = [(f"{chart.title}   {chart.about}", {"color": MUTED})]
     if chart.verdicts:
         lines = [part for line in chart.verdicts[0].text.split("\n") for part in _wrapped(line)]
         texts += [(line, {"family": "monospace"}) for line in lines[:MOST_TEXT]]
         texts[1][1].update(color=BAD, weight="bold")
-        if more := len(lines) - MOST_TEXT:
-            texts += [(f"... and {more} more lines", {"color": MUTED})] * (more > 0)
+        if len(lines) > MOST_TEXT:
+            texts.append((f"... and {len(lines) - MOST_TEXT} more lines", {"color": MUTED}))
     else:
         texts.append((chart.all_is_well, {"weight": "bold"}))
-    return [(part, style) for text, style in texts for part in _wrapped(text)] + [
-        (part, {"color": MUTED}) for note in chart.notes for part in _wrapped(note)
-    ]
+    texts += [(note, {"color": MUTED}) for note in chart.notes]
+    return [(part, style) for text, style in texts for part in _wrapped(text)]
 
 
 def _wrapped(line: str) -> list[str]:
@@ -194,16 +191,15 @@ def _mark_scale(axis: Any, scale: Scale, lane: float) -> None:
 
 
 def _write_names(axis: Any, chart: Chart, columns: Sequence[int]) -> None:
-    names = [chart.places[place].name for place in columns]
     bad = {place for panel in chart.panels for place in panel.bad}
     if len(columns) <= MOST_NAMES:
-        texts = [_shortened(name) for name in names]
+        texts = [_shortened(chart.places[place].full_name) for place in columns]
         axis.set_xticks([k + 0.5 for k in range(len(columns))], texts, rotation=90, fontsize=7)
         for label, place in zip(axis.get_xticklabels(), columns, strict=True):
             label.set_parse_math(False)
             label.set_color(BAD if place in bad else MUTED)
         return
-    starts = group_starts(names, MOST_GROUPS)
+    starts = group_starts([chart.places[place].name for place in columns], MOST_GROUPS)
     axis.set_xticks(
         [k for k, _ in starts], [_shortened(name) for _, name in starts], rotation=20, fontsize=7, ha="right"
     )
