@@ -87,7 +87,7 @@ def _texts(chart: Chart) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, 150, subsequent_indent="    ", drop_whitespace=False, replace_whitespace=False) or [""]
+    return textwrap.wrap(line, 154, subsequent_indent="    ", drop_whitespace=False, replace_whitespace=False) or [""]
 
 
 def _write_texts(figure: Any, texts: Sequence[tuple[str, dict[str, Any]]], height: float) -> None:
