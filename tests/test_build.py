@@ -178,6 +178,7 @@ def test_a_wheel_holds_the_extension_and_its_record_and_installs(fresh: Install)
     names = zipfile.ZipFile(wheel).namelist()
     assert f"overflowstat/{toolkit.BUILD_RECORD}" in names
     assert "overflowstat/py.typed" in names
+    assert {f"overflowstat/plotting/page.{kind}" for kind in ("css", "html", "js")} <= set(names)
     assert sum(name.startswith("overflowstat/_C.") and name.endswith(".so") for name in names) == 1
     assert not [name for name in names if name.startswith(("csrc", "tests"))]
     fresh.install(str(wheel))
@@ -192,6 +193,7 @@ def test_a_source_archive_holds_what_a_build_needs(fresh: Install) -> None:
         names = {name.partition("/")[2] for name in held.getnames()}
     needed = {path.relative_to(fresh.source).as_posix() for path in (fresh.source / "csrc").rglob("*.*")}
     assert len(needed) > 5
+    needed |= {f"overflowstat/plotting/page.{kind}" for kind in ("css", "html", "js")}
     assert (
         needed | {"setup.py", "pyproject.toml", "LICENSE", "overflowstat/toolkit.py", "overflowstat/py.typed"} <= names
     )
