@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from . import native
-from .commands import Command, Parser, compare, demo, env
+from .commands import Command, Parser, compare, demo, env, run
 from .errors import TraceError
 from .terminal import on_one_line
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: tuple[Command, ...] = (env.COMMAND, demo.COMMAND, compare.COMMAND)
+COMMANDS: tuple[Command, ...] = (env.COMMAND, demo.COMMAND, run.COMMAND, compare.COMMAND)
 
 WRONG, INTERRUPTED, NOBODY_READS = 2, 128 + 2, 128 + 13
 EXIT_STATUS = """\
