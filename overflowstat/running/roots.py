@@ -45,7 +45,7 @@ class RootFinder:
     """Tells of each module that is called while no other one is being called on this thread, before its forward runs.
 
     Once for each: all modules that are in it then are known, and not looked at again. Not told of are calls that
-    compute nothing (torch.export, torch.jit.trace, fake tensors), recomputed ones, what torch.compile makes, and the
+    compute nothing (torch.export, torch.jit.trace, torch.fx, fake tensors), recomputed ones, what torch.compile makes, and the
     replicas of nn.DataParallel.
 
     Cost: a lookup a module call, some tenth of a microsecond, as long as it is on; of a call of a module that is not
@@ -109,13 +109,16 @@ def _calls() -> Iterator[FrameType]:
 
 def _is_copy(module: nn.Module) -> bool:
     """Whether it is what torch has made of a module to run it, without weights of its own."""
-    if isinstance(module, fx.GraphModule):
-        return next(module.parameters(), None) is None
+    inside = module._modules.get("_orig_mod") or module  # of what torch.compile wraps
+    if isinstance(inside, fx.GraphModule):
+        return next(inside.parameters(), None) is None
     return bool(getattr(module, "_is_replica", False))
 
 
 def _computes_nothing() -> bool:
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    if fx._symbolic_trace._is_fx_tracing_flag:
         return True
     keys = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY))

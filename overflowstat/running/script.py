@@ -41,7 +41,8 @@ def run_script(
         arguments: what it finds in `sys.argv`.
         is_module: which of these.
         at_end: called when the script has ended, with what it raised, if that is an error. It may raise itself, which
-            then is what the script has ended with.
+            then is what the script has ended with. Where the script has left threads that Python waits for, it is
+            called when these have ended, too.
 
     Raises:
         ScriptError: it is not there. Nothing has been run then, but of a module the packages that it is in.
@@ -54,17 +55,25 @@ def run_script(
         raise
     except BaseException as error:
         ended_with = error
-    try:
-        at_end(None if isinstance(ended_with, SystemExit) else ended_with)
-    except Exception as error:
-        if ended_with is None or (isinstance(ended_with, SystemExit) and not ended_with.code):
-            ended_with = error  # or else it has failed already, and how it did is kept
+    error = None if isinstance(ended_with, SystemExit) else ended_with
+    if _is_alone():
+        try:
+            at_end(error)
+        except Exception as late:
+            if ended_with is None or (isinstance(ended_with, SystemExit) and not ended_with.code):
+                ended_with = late  # or else it has failed already, and how it did is kept
+    else:
+        atexit.register(at_end, error)
     if ended_with is None or isinstance(ended_with, SystemExit):
         raise SystemExit(0 if ended_with is None else ended_with.code)
     _show(ended_with)
     if isinstance(ended_with, KeyboardInterrupt):
         _die_of_interrupt()
     raise SystemExit(1)
+
+
+def _is_alone() -> bool:
+    return all(thread.daemon or thread is threading.current_thread() for thread in threading.enumerate())
 
 
 def _become(name: str, arguments: Sequence[str], is_module: bool) -> CodeType:
@@ -79,11 +88,11 @@ def _become(name: str, arguments: Sequence[str], is_module: bool) -> CodeType:
         sys.argv[0] = main.__file__ or name
         return code
     sys.argv[:] = [name, *arguments]
-    if os.path.isdir(name) or _is_archive(name):
-        _set_first_path(name)
+    path = os.path.join(os.getcwd(), name)
+    if os.path.isdir(path) or _is_archive(path):
+        _set_first_path(path)
         sys.modules["__main__"] = main
         return _set_up_module(main, runpy._get_main_module_details)  # type: ignore[attr-defined]
-    path = os.path.join(os.getcwd(), name)
     try:
         with io.open_code(path) as file:
             compiled = pkgutil.read_code(file)

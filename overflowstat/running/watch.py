@@ -95,7 +95,7 @@ class Watch:
                     monitor.__exit__(type(error), error, None)
             except NonFiniteError as late:
                 found = found or late
-        self._sum_up()
+        self._sum_up(is_good=found is None and not any(root.detections.all() for root in self._roots))
         if found is not None:
             raise found
 
@@ -111,7 +111,7 @@ class Watch:
     def _monitors(self) -> list[Monitor]:
         return [monitor for root in self._roots if (monitor := root.monitor()) is not None]
 
-    def _sum_up(self) -> None:
+    def _sum_up(self, is_good: bool) -> None:
         raises = self._options.get("on_detect", "raise") == "raise"
         for root in self._roots:
             if (places := root.detections.all()) and not raises:
@@ -121,7 +121,7 @@ class Watch:
                 self._note(f"not watched: {count} more {name}, without weights and called once each")
         if not self._roots:
             self._tell("no module was called in this process, and nothing watched (processes that it starts are not)")
-        elif not any(root.detections.all() for root in self._roots):
+        elif is_good:
             self._note("nothing bad was seen")
 
     def _found(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
