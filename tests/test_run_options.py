@@ -115,8 +115,8 @@ def test_all_that_follows_the_script_is_the_scripts() -> None:
     parser = argparse.ArgumentParser()
     run.add_arguments(parser)
     for words in (["--check", "step"], ["-m", "x"], ["--", "y"], ["--help"]):
-        assert parser.parse_args(["--buffers", "train.py", *words]).arguments == words
-        assert parser.parse_args(["-m", "package", *words]).arguments == words
+        assert parser.parse_args(["--buffers", "train.py", *words]).script == ["train.py", *words]
+        assert parser.parse_args(["-m", "package", *words]).script == ["package", *words]
 
 
 def test_sinks_have_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

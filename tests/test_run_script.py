@@ -183,6 +183,7 @@ def scripts(tmp_path: Path) -> Path:
     "command",
     [
         ["train.py", "--lr", "1e-3", "-m", "--", "--help"],
+        ["train.py", "--", "--lr"],
         ["./sub/../train.py"],
         ["link.py", "a b"],
         ["-m", "package.train", "--on-detect", "warn"],
@@ -228,7 +229,7 @@ def test_where_python_is_told_not_to_touch_the_path_it_is_left_alone(scripts: Pa
         (["-m", "nowhere.to.be"], "'nowhere.to.be'"),
         (["-m", "package"], "No module named package.__main__; 'package' is a package and cannot be directly executed"),
         (["-m", "json.nothing"], "No module named json.nothing"),
-        ([], "the following arguments are required: train.py"),
+        ([], "no script is given; see overflowstat run --help"),
         (["--every-n", "0", "train.py"], "every_n=0: must be 1 or more"),
         (["--every-n", "two", "train.py"], "argument --every-n: invalid int value: 'two'"),
         (["--trace-batch-nums", "1,x", "train.py"], "argument --trace-batch-nums: invalid number value: '1,x'"),

@@ -142,8 +142,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-m", "--module", action="store_true", help="run a module, as python -m does")
     _add_options(parser)
-    parser.add_argument("script", metavar="train.py", help="a script, or a folder or archive with a __main__.py")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="all that follows is for the script")
+    # All in one: of two arguments the first would swallow a `--` that is the script's.
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="train.py ...",
+        help="a script, or a folder or archive with a __main__.py; all that follows is for the script",
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -158,12 +163,15 @@ def run(chosen: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors=_STDOUT_ERRORS)
     try:
+        script, *arguments = chosen.script[chosen.script[:1] == ["--"] :] or [""]
+        if not script:
+            raise OptionError("no script is given; see overflowstat run --help")
         given = {**_from_environment(), **vars(chosen)}
         options, sinks, trace_file = options_of(given), sinks_of(given), given.get("trace_file")
         _try(options, sinks, trace_file)
         watch = Watch(options, sinks=sinks, trace_file=trace_file, is_quiet=given.get("quiet", False))
         watch.start()
-        run_script(chosen.script, chosen.arguments, chosen.module, watch.end)
+        run_script(script, arguments, chosen.module, watch.end)
     except (OptionError, ScriptError) as error:
         print(on_one_line(f"overflowstat run: {error}"), file=sys.stderr)
         raise SystemExit(2) from None

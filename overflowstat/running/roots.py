@@ -3,11 +3,13 @@
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 import torch
 from torch import fx, nn
+from torch.nn.modules import module as torch_modules
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -17,6 +19,7 @@ from ..hooks import is_in_backward
 __all__ = ["ModuleSet", "RootFinder", "is_any_in_progress"]
 
 _CALL = nn.Module._call_impl.__code__
+_HAS_ANY_GLOBAL_HOOK = torch_modules._has_any_global_hook
 
 Found = Callable[[nn.Module, tuple[object, ...], Mapping[str, object]], bool]
 """(root, args, kwargs) -> whether that is done with, or else to be asked again at the next call."""
@@ -45,12 +48,13 @@ class RootFinder:
     """Tells of each module that is called while no other one is being called on this thread, before its forward runs.
 
     Once for each: all modules that are in it then are known, and not looked at again. Not told of are calls that
-    compute nothing (torch.export, torch.jit.trace, torch.fx, fake tensors), recomputed ones, what torch.compile makes, and the
-    replicas of nn.DataParallel.
+    compute nothing (torch.export, torch.jit.trace, torch.fx, fake tensors), recomputed ones, what torch.compile makes,
+    and the replicas of nn.DataParallel.
 
-    Cost: a lookup a module call, some tenth of a microsecond, as long as it is on; of a call of a module that is not
-    known, as one that a model keeps in a plain list, a walk up the stack to the call that it is made from.
-    torch.compile traces through the lookup, and breaks its graph once at a module that is not known yet.
+    Cost: a lookup a module call, with what torch takes for any such hook less than a microsecond, as long as it is on;
+    of a call of a module that is not known, as one that a model keeps in a plain list, a walk up the stack to the call
+    that it is made from. torch.compile traces through the lookup, and breaks its graph once at a module that is not
+    known yet.
 
     Args:
         found: called with a root; see `Found`.
@@ -70,10 +74,14 @@ class RootFinder:
                 look(module)
 
         self._handle = register_module_forward_pre_hook(hook)
+        # What torch.compile makes of a module warns at each call if there is a hook like this, which is none of the
+        # program's and may be called as often as it likes.
+        torch_modules._has_any_global_hook = _has_other_global_hook
 
     def stop(self) -> None:
         if self._handle is not None:
             self._handle.remove()
+            torch_modules._has_any_global_hook = _HAS_ANY_GLOBAL_HOOK
 
     @not_compiled
     def _look(self, module: nn.Module) -> None:
@@ -105,6 +113,11 @@ def _calls() -> Iterator[FrameType]:
         if frame.f_code is _CALL:
             yield frame
         frame = frame.f_back
+
+
+def _has_other_global_hook() -> bool:
+    tables = [table for name, table in vars(torch_modules).items() if name.startswith("_global_")]
+    return sum(len(table) for table in tables if isinstance(table, OrderedDict)) > 1
 
 
 def _is_copy(module: nn.Module) -> bool:

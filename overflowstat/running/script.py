@@ -55,15 +55,15 @@ def run_script(
         raise
     except BaseException as error:
         ended_with = error
-    error = None if isinstance(ended_with, SystemExit) else ended_with
+    failure = None if isinstance(ended_with, SystemExit) else ended_with
     if _is_alone():
         try:
-            at_end(error)
+            at_end(failure)
         except Exception as late:
             if ended_with is None or (isinstance(ended_with, SystemExit) and not ended_with.code):
                 ended_with = late  # or else it has failed already, and how it did is kept
     else:
-        atexit.register(at_end, error)
+        atexit.register(at_end, failure)
     if ended_with is None or isinstance(ended_with, SystemExit):
         raise SystemExit(0 if ended_with is None else ended_with.code)
     _show(ended_with)

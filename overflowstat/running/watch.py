@@ -71,8 +71,6 @@ class Watch:
         self._step: RemovableHandle | None = None
 
     def start(self) -> None:
-        # Said at each call of what torch.compile gives, where there are such hooks; for what ours does it is harmless.
-        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
         self._finder.start()
         self._step = register_optimizer_step_post_hook(OptimizerHook(self._after_step))
         os.register_at_fork(after_in_child=self._leave)
