@@ -218,6 +218,21 @@ def test_a_part_that_is_called_first_is_handed_over_to_the_whole(run: Runs) -> N
     assert errors_of(ended)[0].startswith("overflowstat: model 1 (Whole): inf in batch 1, first in encoder.log (Log)")
 
 
+def test_a_part_that_comes_later_is_none(run: Runs) -> None:
+    ended = run("""
+        whole = nn.Sequential(nn.Linear(2, 2))
+        whole(good)
+        whole.append(Net())
+        whole(good)
+        whole[1](good)
+        whole(zeros.log())
+    """)
+    assert [line for line in ended.told if "watch" in line] == [
+        "overflowstat: watching model 1 (Sequential), 2 modules"
+    ]
+    assert "model 1 (Sequential): inf in batch 2, first in 0 (Linear), input[0]" in errors_of(ended)[0]
+
+
 def test_where_only_parts_are_called_each_is_a_model(run: Runs) -> None:
     ended = run("""
         class Task(nn.Module):
@@ -516,7 +531,7 @@ def test_a_trace_that_cannot_be_made_when_it_is_to_be_ends_the_run(run: Runs) ->
         "gone/t.jsonl",
     )
     assert (ended.status, ended.output) == (2, "")
-    assert ended.told[0] == "overflowstat: 'gone/t.jsonl' cannot be written: there is no folder 'gone'"
+    assert ended.told == ["overflowstat: 'gone/t.jsonl' cannot be written: there is no folder 'gone'"]
 
 
 @pytest.mark.slow
@@ -552,7 +567,7 @@ def test_compiled_models_are_found_and_what_the_compiler_makes_is_not(run: Runs)
         """
     )
     assert ended.status == 0, ended.errors
-    assert ended.output.count(" inf in batch 3") == 6, ended.output
+    assert ended.output.splitlines().count(" inf in batch 3") == 6, ended.output
     names = [line.split("(")[1].split(")")[0] for line in ended.told if "watching" in line]
     assert names == ["OptimizedModule of Net", "Net", "Net"] * 2
 

@@ -60,12 +60,18 @@ OPTIONS: dict[str, list[Option]] = {
     ],
     "every_n": [_option("--every-n", "watch one batch in so many", type=int, metavar="N")],
     "policy": [
-        _option("--include", "watch only these: a name, `*.attention`, or `*:output`; repeat it", action="append"),
-        _option("--exclude", "do not watch these; repeat it", action="append"),
+        _option(
+            "--include",
+            "watch only these: a name, `*.attention`, or `*:output`; repeat it",
+            action="append",
+            metavar="MODULE:LINE",
+        ),
+        _option("--exclude", "do not watch these; repeat it", action="append", metavar="MODULE:LINE"),
         _option(
             "--allow",
             "where what kinds of numbers are meant, as `:input[mask]=-inf` or `*.pad=nan,inf`; repeat it",
             action="append",
+            metavar="MODULE:LINE=KINDS",
         ),
     ],
     "nested": [_switch("--nested", "keyword inputs, and what is inside of dicts and other structures (default: yes)")],
@@ -112,8 +118,8 @@ OPTIONS: dict[str, list[Option]] = {
     "trace_file": [
         _option(
             "--trace-file",
-            "write all frames to this file, for `overflowstat compare`; the first model's, of the second one "
-            "FILE.model2; never overwritten: the next free name is taken",
+            "write all frames of the first model to this file, as run.jsonl or run.jsonl.gz, of the second one to "
+            "run.model2.jsonl, for `overflowstat compare`; a file that is there is kept, and the next name taken",
             metavar="FILE",
         )
     ],

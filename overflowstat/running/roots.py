@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..dynamo import not_compiled
-from ..hooks import is_in_backward
+from ..hooks import is_in_backward, is_watched
 
 __all__ = ["ModuleSet", "RootFinder", "is_any_in_progress"]
 
@@ -90,6 +90,8 @@ class RootFinder:
         call = None
         for frame in _calls():
             if frame.f_locals["self"] is not module:
+                if is_watched(module):  # as one that has come into a model since that was found
+                    self._known.add(module)
                 return
             call = call or frame
         values = {} if call is None else call.f_locals

@@ -63,6 +63,7 @@ class Watch:
         self._sinks = sinks
         self._trace_file = trace_file
         self._is_quiet = is_quiet
+        self._has_met_any = False
         self._roots: list[_Root] = []
         self._weightless: set[type[nn.Module]] = set()
         self._met_once = ModuleSet()
@@ -117,14 +118,16 @@ class Watch:
         for name, count in self._passing.items():
             if count:
                 self._note(f"not watched: {count} more {name}, without weights and called once each")
-        if not self._roots:
+        if not self._has_met_any:
             self._tell("no module was called in this process, and nothing watched (processes that it starts are not)")
-        elif is_good:
+        elif self._roots and is_good:
             self._note("nothing bad was seen")
 
     def _found(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+        self._has_met_any = True
         if is_watched(module):
-            self._note(f"{_class_name(module)} is watched by the program itself, and left to that")
+            if not any(module in set(monitor.model.modules()) for monitor in self._monitors()):
+                self._note(f"{_class_name(module)} is watched by the program itself, and left to that")
             return True
         if self._is_passing(module):
             return False
