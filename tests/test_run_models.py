@@ -429,7 +429,7 @@ def test_a_model_that_cannot_be_watched_runs_all_the_same(run: Runs) -> None:
         print(parallel(good).shape, net(good).shape)
     """)
     assert (ended.status, ended.output) == (0, "torch.Size([3, 2]) torch.Size([3, 2])\n")
-    assert ended.told[1].startswith("overflowstat: model 1 (DataParallel of Net) is not watched: model is an nn.Data")
+    assert ended.told[1].startswith("overflowstat: DataParallel of Net is not watched: model is an nn.DataParallel")
 
 
 def test_calls_that_compute_nothing_are_no_models(run: Runs) -> None:
@@ -458,6 +458,21 @@ def test_calls_that_compute_nothing_are_no_models(run: Runs) -> None:
     assert before == "" or "watching" not in before
     watched = [line for line in after.splitlines() if "watching" in line]
     assert [line.split(" (")[1] for line in watched] == ["Net), 3 modules", "Net), 2 modules"]
+
+
+def test_scripted_and_traced_models_are_watched_as_far_as_they_take_hooks(run: Runs) -> None:
+    ended = run("""
+        for model in (torch.jit.script(Net()), torch.jit.trace(Net(), (good,), check_trace=False)):
+            model(good)
+            try:
+                model(zeros)
+            except ValueError as error:
+                print("found", error.batch_number)
+    """)
+    assert (ended.status, ended.others) == (0, ""), ended.errors
+    assert [line for line in ended.output.splitlines() if "found" in line] == ["found 1"]
+    assert ended.told[0].startswith("overflowstat: RecursiveScriptModule is not watched: model is a RecursiveScriptMo")
+    assert ended.told[1] == "overflowstat: watching model 1 (TopLevelTracedModule), 3 modules"
 
 
 def test_traces_and_reports_go_where_they_are_to(run: Runs) -> None:

@@ -95,10 +95,13 @@ class RootFinder:
                 return
             call = call or frame
         values = {} if call is None else call.f_locals
+        args, kwargs = values.get("args", ()), values.get("kwargs", {})
+        if any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values())):
+            return
         with self._lock:
             if module in self._known:  # since another thread was quicker
                 return
-            if self._found(module, values.get("args", ()), values.get("kwargs", {})):
+            if self._found(module, args, kwargs):
                 for each in module.modules():
                     self._known.add(each)
 
@@ -124,7 +127,7 @@ def _has_other_global_hook() -> bool:
 
 def _is_copy(module: nn.Module) -> bool:
     """Whether it is what torch has made of a module to run it, without weights of its own."""
-    inside = module._modules.get("_orig_mod") or module  # of what torch.compile wraps
+    inside = dict(module.named_children()).get("_orig_mod", module)  # of what torch.compile wraps
     if isinstance(inside, fx.GraphModule):
         return next(inside.parameters(), None) is None
     return bool(getattr(module, "_is_replica", False))
@@ -132,8 +135,6 @@ def _is_copy(module: nn.Module) -> bool:
 
 def _computes_nothing() -> bool:
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return True
-    if fx._symbolic_trace._is_fx_tracing_flag:
         return True
     keys = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY))

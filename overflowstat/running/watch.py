@@ -180,7 +180,7 @@ class Watch:
                 self._tell(str(error))
                 raise SystemExit(2) from None
             except Exception as error:
-                self._tell(f"{name} is not watched: {error}")
+                self._tell(f"{_class_name(module)} is not watched: {error}")
                 monitor = None
         for warning in told:
             self._tell(f"{name}: {warning.message}")
@@ -201,8 +201,8 @@ class Watch:
 
 def _class_name(module: nn.Module) -> str:
     """Of what a wrapper wraps, too: as "DistributedDataParallel of GPT2"."""
-    inside = list(module._modules.items())
-    name = type(module).__name__
-    if len(inside) == 1 and inside[0][0] in ("module", "_orig_mod") and inside[0][1] is not None:
-        return f"{name} of {_class_name(inside[0][1])}"
+    name, inside = type(module).__name__, dict(module.named_children())
+    for wrapped in ("module", "_orig_mod"):
+        if list(inside) == [wrapped]:
+            return f"{name} of {_class_name(inside[wrapped])}"
     return name
