@@ -220,7 +220,7 @@ def test_a_part_that_is_called_first_is_handed_over_to_the_whole(run: Runs) -> N
 
 def test_a_part_that_comes_later_is_none(run: Runs) -> None:
     ended = run("""
-        whole = nn.Sequential(nn.Linear(2, 2))
+        whole = nn.Sequential(nn.Identity())
         whole(good)
         whole.append(Net())
         whole(good)
@@ -230,7 +230,7 @@ def test_a_part_that_comes_later_is_none(run: Runs) -> None:
     assert [line for line in ended.told if "watch" in line] == [
         "overflowstat: watching model 1 (Sequential), 2 modules"
     ]
-    assert "model 1 (Sequential): inf in batch 2, first in 0 (Linear), input[0]" in errors_of(ended)[0]
+    assert "model 1 (Sequential): inf in batch 2, first in 0 (Identity), input[0]" in errors_of(ended)[0]
 
 
 def test_where_only_parts_are_called_each_is_a_model(run: Runs) -> None:
@@ -386,6 +386,7 @@ def test_workers_that_are_forked_are_not_watched(run: Runs) -> None:
     assert load_trace(run.folder / "t.model2.jsonl").is_complete
 
 
+@pytest.mark.slow
 def test_workers_that_are_spawned_are_not_watched(tmp_path: Path) -> None:
     write(tmp_path, "train.py", f"{BEGIN}\nMETHOD = 'spawn'\n{textwrap.dedent(WORKERS)}")
     ended = python(tmp_path, "-m", "overflowstat", "run", "train.py", environment={"OVERFLOWSTAT_OPTIONS": "--quiet"})

@@ -92,6 +92,13 @@ ENDINGS = {
         sys.excepthook = hook
         1 / 0
     """,
+    "has a hook that fails": """
+        import sys
+        def hook(*_):
+            {}["key"]
+        sys.excepthook = hook
+        1 / 0
+    """,
     "has a thread that stays": """
         import threading, time
         threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
@@ -210,6 +217,7 @@ def test_processes_that_a_script_starts_are_as_without(scripts: Path) -> None:
     assert ended.output.count("imported as __mp_main__ []") == 2  # by spawn and forkserver; torch in none of them
 
 
+@pytest.mark.slow
 def test_where_python_is_told_not_to_touch_the_path_it_is_left_alone(scripts: Path) -> None:
     if sys.version_info < (3, 11):
         pytest.skip("Python knows no safe path")

@@ -51,7 +51,10 @@ def make_sink(name: str, style: OwnStyle, number: int) -> Sink:
 def check_sink(name: str) -> None:
     """Raises as `make_sink` would."""
     if name.startswith(TENSORBOARD) and name != TENSORBOARD:
-        import torch.utils.tensorboard  # noqa: F401
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ImportError as error:
+            raise ImportError(f"sink {name!r}: {error}; pip install tensorboard") from error
     elif name not in ("stdout", "logging"):
         raise ValueError(f"sink {name!r}: must be stdout, logging, {TENSORBOARD}FOLDER or none")
 

@@ -16,7 +16,6 @@ import runpy
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from types import CodeType, FrameType, ModuleType
@@ -136,9 +135,10 @@ def _show(error: BaseException) -> None:
     sys.last_exc = error  # type: ignore[attr-defined, unused-ignore]
     try:
         sys.excepthook(type(error), error, shown)
-    except Exception:
+    except Exception as failure:
         print("Error in sys.excepthook:", file=sys.stderr)
-        traceback.print_exc()
+        failure.__traceback__ = failure.__traceback__ and failure.__traceback__.tb_next
+        sys.__excepthook__(type(failure), failure, failure.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, shown)
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..detections import Detections
-from ..errors import NonFiniteError, TraceError
+from ..errors import TraceError
 from ..hooks import OptimizerHook, RootEntryHook, is_watched
 from ..monitor import Monitor
 from ..terminal import on_one_line
@@ -79,20 +79,21 @@ class Watch:
     def end(self, error: BaseException | None) -> None:
         """Judge what still is to be, end the files, and tell what was found.
 
-        Raises NonFiniteError if there were bad numbers in this; where there is an error, it gets a note instead.
+        Raises what a monitor raises, as for bad numbers that are found only now; where there is an error, that gets a
+        note instead.
         """
         if self._step is None:  # in a process that was forked
             return
         monitors = self._monitors()
         self._leave()
-        found: NonFiniteError | None = None
+        found: Exception | None = None
         for monitor in monitors:
             try:
                 if error is None:
                     monitor.remove()
                 else:
                     monitor.__exit__(type(error), error, None)
-            except NonFiniteError as late:
+            except Exception as late:  # and the others still are to be ended
                 found = found or late
         self._sum_up(is_good=found is None and not any(root.detections.all() for root in self._roots))
         if found is not None:
@@ -137,6 +138,7 @@ class Watch:
         name = f"model {number} ({_class_name(module)})"
         for root in parts:
             if (monitor := root.monitor()) is not None:
+                monitor.disable()  # and it tells no sums, which the end does
                 monitor.remove()
         monitor = self._monitor(module, number, name)
         if monitor is None:
