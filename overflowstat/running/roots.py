@@ -51,10 +51,10 @@ class RootFinder:
     compute nothing (torch.export, torch.jit.trace, torch.fx, fake tensors), recomputed ones, what torch.compile makes,
     and the replicas of nn.DataParallel.
 
-    Cost, as long as it is on: a lookup of 0.2 microseconds a module call, and what torch takes for any such hook, 0.6 of
-    a module that has others, 1.5 of one that has none; of a module that is not known, as one that a model keeps in a
-    plain list, a walk up the stack to the call that it is made from. torch.compile traces through the lookup, and breaks its graph once at a module that is not
-    known yet.
+    Cost, as long as it is on: a lookup of 0.2 microseconds a module call, and what torch takes for any such hook, 0.6
+    of a module that has others, 1.5 of one that has none; of a module that is not known, as one that a model keeps in a
+    plain list, a walk up the stack to the call that it is made from. torch.compile traces through the lookup, and
+    breaks its graph once at a module that is not known yet.
 
     Args:
         found: called with a root; see `Found`.
