@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from overflowstat import Monitor
+from overflowstat.cli import main
 from overflowstat.commands import run
 from overflowstat.monitor import CheckName, WeightsName
 from overflowstat.policy import Policy
@@ -162,3 +163,46 @@ def test_sinks_have_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 )
 def test_the_trace_of_another_model_has_its_number(path: str, second: str) -> None:
     assert of_model(path, 1) == path and of_model(path, 2) == second
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["--every-n", "0", "train.py"], "every_n=0: must be 1 or more"),
+        (["--every-n", "two", "train.py"], "argument --every-n: invalid int value: 'two'"),
+        (["--trace-batch-nums", "1,x", "train.py"], "argument --trace-batch-nums: invalid number value: '1,x'"),
+        (["--warn-at", "2", "train.py"], "warn_at=2.0: must be above 0 and at most 1"),
+        (["--allow", "mask", "train.py"], "--allow mask: says no kind of number, as mask=-inf would"),
+        (["--allow", "mask=zero", "train.py"], "--allow: 'zero' is not one of 'nan', 'inf', '-inf'"),
+        (["--exclude", "a:", "train.py"], "--exclude: 'a:' names no line behind its colon"),
+        (["--sink", "paper", "train.py"], "sink 'paper': must be stdout, logging, tensorboard=FOLDER or none"),
+        (["--trace-file", "no/t.jsonl", "train.py"], "'no/t.jsonl' cannot be written: there is no folder 'no'"),
+        (["--trace-file", "empty", "train.py"], "'empty' is a folder: give the name of a file in it"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *command])
+    output, errors = capsys.readouterr()
+    assert (ended.value.code, output) == (2, "")
+    assert words in errors and errors.count("\n") == 1 and errors.startswith("overflowstat run: ")
+
+
+@pytest.mark.parametrize("words", ["--every-n 'two", "--every-n two", "train.py", "--help"])
+def test_options_in_the_environment_that_make_no_sense(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    monkeypatch.setenv(run.VARIABLE, words)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "train.py"])
+    output, errors = capsys.readouterr()
+    assert (ended.value.code, output) == (2, "")
+    assert run.VARIABLE in errors and errors.count("\n") == 1
