@@ -8,13 +8,21 @@ import sys
 from collections.abc import Sequence
 
 from . import native
-from .commands import Command, Parser, check_distributed, compare, demo, env, plot, scan
+from .commands import Command, Parser, check_distributed, compare, demo, env, plot, run, scan
 from .errors import CheckpointError, TraceError
 from .terminal import on_one_line
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: tuple[Command, ...] = (env.COMMAND, demo.COMMAND, compare.COMMAND, plot.COMMAND, scan.COMMAND, check_distributed.COMMAND)
+COMMANDS: tuple[Command, ...] = (
+    env.COMMAND,
+    demo.COMMAND,
+    run.COMMAND,
+    compare.COMMAND,
+    plot.COMMAND,
+    scan.COMMAND,
+    check_distributed.COMMAND,
+)
 
 WRONG, INTERRUPTED, NOBODY_READS = 2, 128 + 2, 128 + 13
 EXIT_STATUS = """\

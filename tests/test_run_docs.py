@@ -1,0 +1,72 @@
+"""What docs/run.md shows is what happens."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import Server, write
+
+TEXT = (Path(__file__).parent.parent / "docs" / "run.md").read_text()
+COMMANDS = [
+    line.partition(" #")[0].strip()
+    for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
+    for line in block.splitlines()
+]
+RUN = "python -m overflowstat run "
+STATUS = {
+    "train.py 30": 1,
+    "--on-detect warn train.py 40": 0,
+    "--gradients --max-frames-to-save 5 train.py 1": 0,
+    "--trace-batch-nums 0 --sink logging train.py 1": 0,
+    "--trace-file run.jsonl train.py 1": 0,
+    "--exclude '*.embed' --allow ':output=nan' --quiet train.py 2": 0,
+    "train.py 3": 0,
+    "-m train 1": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    script = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert script is not None
+    write(tmp_path, "train.py", script[1])
+    return tmp_path
+
+
+def without_digits(text: str) -> str:
+    """Numbers differ between kinds of CPU."""
+    return re.sub(r"[\d.+-]+", "#", text)
+
+
+def test_all_commands_are_tested() -> None:
+    assert [c.partition(RUN)[2] for c in COMMANDS if RUN in c] == list(STATUS)
+    assert [c for c in COMMANDS if RUN not in c] == [
+        "torchrun --nproc-per-node 2 -m overflowstat run --trace-file run.jsonl train.py 1"  # as in test_run_models.py
+    ]
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if RUN in command])
+def test_a_command_does_what_it_is_said_to(server: Server, folder: Path, command: str) -> None:
+    variable, _, words = command.partition(RUN)
+    environment = dict(word.split("=", 1) for word in shlex.split(variable))
+    ended = server.run(folder, *shlex.split(words), environment=environment)
+    assert ended.status == STATUS[words], ended.errors
+    assert (folder / "run.jsonl").exists() == ("--trace-file" in command)
+    if words == "train.py 30":
+        shown = re.search(r"```\n(overflowstat: .*?)\n```", TEXT, re.DOTALL)
+        assert shown is not None
+        for line in shown[1].splitlines():
+            assert line == "..." or without_digits(line) in without_digits(ended.errors)
+    if words.startswith("--on-detect"):
+        assert " (Scorer): bad numbers in " in ended.told[2] and "trained" in ended.output
