@@ -109,6 +109,7 @@ OPTIONS: dict[str, list[Option]] = {
     "warn_at": [
         _option("--warn-at", "warn at this share of what the dtype holds, as 0.5", type=float, metavar="SHARE")
     ],
+    "detail": [_switch("--detail", "count zeros and subnormals, and warn of tensors that underflow (default: no)")],
     "trace_batch_nums": [
         _option("--trace-batch-nums", "print all of these batches, as 0,149", type=_batches, metavar="N,M")
     ],
@@ -135,6 +136,7 @@ OPTIONS: dict[str, list[Option]] = {
 
 ELSEWHERE = {
     "model": "is found",
+    "batch_ends": "which depends on how the script calls its models, and is found",
     "style": "names the model in each report, for which it is taken",
 }
 """Arguments of Monitor that have no option, and why."""
