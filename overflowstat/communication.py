@@ -38,8 +38,8 @@ class Launch(NamedTuple):
     host: str
     """Where the store of all is, by which they find each other."""
     port: int
-    has_store: bool
-    """The launcher keeps that store; or else the first rank does."""
+    keeps_store: bool
+    """This process does; where no launcher does, the first rank."""
     run: str
     """Unlike that of every other run, and every restart of this one."""
 
@@ -61,7 +61,7 @@ class Launch(NamedTuple):
             found["LOCAL_RANK"],
             environment.get("MASTER_ADDR", "localhost"),
             found["MASTER_PORT"],
-            environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            found["RANK"] == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}",
         )
 
@@ -95,6 +95,9 @@ def check_communication(launch: Launch, backend: str, timeout: float) -> Member:
         for number, (name, function) in enumerate(stages, 1):
             _run(name, number, function, presence, timeout, ended)
     dist.destroy_process_group()
+    presence.reach(len(stages) + 1)
+    if launch.keeps_store:  # which the others still ask
+        presence.wait_for_all(len(stages) + 1, timeout)
     presence.close()
     return me
 
@@ -102,8 +105,7 @@ def check_communication(launch: Launch, backend: str, timeout: float) -> Member:
 def _present(launch: Launch, me: Member, timeout: float) -> Presence:
     prefix = f"overflowstat/{launch.run}"
     try:
-        is_host = launch.rank == 0 and not launch.has_store
-        store = connect(launch.host, launch.port, prefix, timeout, is_host)
+        store = connect(launch.host, launch.port, prefix, timeout, launch.keeps_store)
         second = connect(launch.host, launch.port, prefix, timeout, False)
         return Presence(store, second, me, launch.size)
     except (RuntimeError, OSError) as error:

