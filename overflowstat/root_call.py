@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -48,12 +49,15 @@ class RootCall:
 
 def _tensors(values: Iterable[object], depth: int) -> Iterator[Tensor]:
     for value in values:
+        kind = type(value)  # an object may say of its class what it likes; and none of a subclass's own code is run
         if is_tensor(value):
             yield value
-        elif depth < MAX_DEPTH and isinstance(value, (list, tuple)):
-            yield from _tensors(value, depth + 1)
-        elif depth < MAX_DEPTH and isinstance(value, dict):
-            yield from _tensors(value.values(), depth + 1)
+        elif depth < MAX_DEPTH and issubclass(kind, list):
+            yield from _tensors(list.__iter__(cast("list[object]", value)), depth + 1)
+        elif depth < MAX_DEPTH and issubclass(kind, tuple):
+            yield from _tensors(tuple.__iter__(cast("tuple[object]", value)), depth + 1)
+        elif depth < MAX_DEPTH and issubclass(kind, dict):
+            yield from _tensors(dict.values(cast("dict[object, object]", value)), depth + 1)
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -86,7 +86,7 @@ def test_an_error_tells_batch_and_frames(recorder_name: RecorderName) -> None:
         f"  by          aten.mul, test_monitor.py:{Scale.forward.__code__.co_firstlineno + 1}: return x * self.factor\n"
         "  given       self up to 800 (float16), other up to 100 (float16)\n"
         "  kind        arithmetic-overflow: 700 * 100 = 7e+04 is beyond float16's 65504\n"
-        "  try         bfloat16, which holds up to 3.4e+38"
+        "  try         torch.bfloat16 for the model, which holds up to 3.4e+38: in float32 it is finite"
     )
     assert monitor.batch_number == 2 and not monitor.frames
 
@@ -260,7 +260,7 @@ class Broken:
 
     has_cuda = False
 
-    def record(self, tensors: list[Tensor]) -> None:
+    def record(self, tensors: list[Tensor], detail: bool) -> None:
         raise RuntimeError("no kernel image is available for execution on the device")
 
 
@@ -284,7 +284,7 @@ class Finds:
     def current_capture(self) -> int:
         return 0
 
-    def record(self, tensors: list[Tensor]) -> Any:
+    def record(self, tensors: list[Tensor], detail: bool) -> Any:
         rows = [("a row",), ("another",)] if tensors[0].device.type == "cpu" else self.elsewhere
         return SimpleNamespace(rows=lambda: rows)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from traces import frame, numbers, opened, write
 
@@ -307,4 +308,6 @@ def test_a_model_stays_as_it_is_where_its_trace_cannot_be_written(tmp_path: Path
     assert not model._forward_hooks and not model._forward_pre_hooks
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Monitor(model).remove()
+        monitor = Monitor(model)
+        model(torch.ones(1, 2))
+        monitor.remove()
