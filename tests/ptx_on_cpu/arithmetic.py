@@ -150,6 +150,21 @@ def shift(operation: Operation) -> Decode:
     return decode
 
 
+def funnel_shift(use: Use) -> Execute:
+    """The upper (l) or the lower (r) word of two that are shifted as one, the first operand being the lower."""
+    use.need("b32")
+    is_left = use.need("l", "r") == "l"
+    wraps = use.need("wrap", "clamp") == "wrap"
+
+    def shifted(low: np.ndarray, high: np.ndarray, distance: np.ndarray) -> np.ndarray:
+        both = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
+        by = (distance & np.uint32(31) if wraps else np.minimum(distance, 32)).astype(np.uint64)
+        moved = (both << by) >> np.uint64(32) if is_left else both >> by
+        return (moved & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+    return compute(use, "b32", ("b32", "b32", "u32"), shifted)
+
+
 def count_bits(use: Use) -> Execute:
     name = use.type()
     return compute(use, "u32", (name,), lambda a: np.unpackbits(bytes_of(a), axis=1).sum(axis=1))
