@@ -73,12 +73,11 @@ std::string describe(const at::Tensor& tensor, Readable& readable) {
   return "";
 }
 
-std::shared_ptr<Reading> record(std::vector<Readable> tensors, bool detail) {
+std::shared_ptr<Reading> record(std::vector<Readable> tensors) {
   std::vector<Reading::Entry> entries(tensors.size());
   std::vector<size_t> on_cpu, on_cuda;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    entries[i] = {
-        tensors[i].memory.format, tensors[i].memory.layout.repeat, tensors[i].negated, StatsRow{}, "", std::nullopt};
+    entries[i] = {tensors[i].memory.format, tensors[i].memory.layout.repeat, tensors[i].negated, StatsRow{}, ""};
     (tensors[i].device.is_cpu() ? on_cpu : on_cuda).push_back(i);
   }
 
@@ -86,12 +85,8 @@ std::shared_ptr<Reading> record(std::vector<Readable> tensors, bool detail) {
   list.reserve(on_cpu.size());
   for (const size_t i : on_cpu) list.push_back(std::move(tensors[i].memory));
   std::vector<StatsRow> rows(list.size());
-  std::vector<Detail> details(detail ? list.size() : 0);
-  cpu::reduce(list.data(), list.size(), rows.data(), detail ? details.data() : nullptr);
-  for (size_t k = 0; k < on_cpu.size(); ++k) {
-    entries[on_cpu[k]].row = rows[k];
-    if (detail) entries[on_cpu[k]].detail = details[k];
-  }
+  cpu::reduce(list.data(), list.size(), rows.data());
+  for (size_t k = 0; k < on_cpu.size(); ++k) entries[on_cpu[k]].row = rows[k];
   const auto reading = std::make_shared<Reading>(std::move(entries));
 
 #ifdef OVERFLOWSTAT_WITH_CUDA
@@ -101,7 +96,7 @@ std::shared_ptr<Reading> record(std::vector<Readable> tensors, bool detail) {
       const auto& [memory, device, negated] = tensors[i];
       sources.push_back({memory.data, device.index(), memory.format, &memory.layout, i});
     }
-    cuda::recorder().launch(sources, *reading, detail);
+    cuda::recorder().launch(sources, *reading);
   }
 #endif
   return reading;

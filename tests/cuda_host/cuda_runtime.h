@@ -19,26 +19,18 @@ struct cudaLaunchConfig_t {
   cudaStream_t stream = nullptr;
 };
 
-// Those of our kernels that fill two slots a tensor.
-namespace overflowstat::cuda {
-struct Workspace;
-void dense_detail(TensorList list, Workspace* workspace, StampedRow* slots, uint64_t stamp);
-void strided_detail(StridedTensor tensor, Workspace* workspace, StampedRow* slots, uint64_t stamp);
-}  // namespace overflowstat::cuda
-
 namespace fake_cuda {
 
 // What a launch of each of our kernels works in.
 template <class Workspace>
-Launch describe(bool detail, const overflowstat::cuda::TensorList& list, Workspace* workspace,
-                overflowstat::StampedRow* rows, uint64_t stamp) {
-  const void* table = list.count > overflowstat::cuda::kInlineTensors ? list.table : nullptr;
-  return {list.count, table, workspace, rows, stamp, list.count * overflowstat::slots_each(detail)};
+Launch describe(const overflowstat::cuda::TensorList& list, Workspace* workspace, overflowstat::StampedRow* rows,
+                uint64_t stamp) {
+  return {list.count, list.count > overflowstat::cuda::kInlineTensors ? list.table : nullptr, workspace, rows, stamp};
 }
 template <class Workspace>
-Launch describe(bool detail, const overflowstat::cuda::StridedTensor&, Workspace* workspace,
-                overflowstat::StampedRow* row, uint64_t stamp) {
-  return {0, nullptr, workspace, row, stamp, overflowstat::slots_each(detail)};
+Launch describe(const overflowstat::cuda::StridedTensor&, Workspace* workspace, overflowstat::StampedRow* row,
+                uint64_t stamp) {
+  return {0, nullptr, workspace, row, stamp};
 }
 
 inline void run_block(dim3 grid, dim3 block, unsigned index, const std::function<void()>& body) {
@@ -64,10 +56,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                Arguments&&... arguments) {
   auto copies = std::make_shared<const std::tuple<std::decay_t<Parameters>...>>(arguments...);
   const std::function<void()> body = [kernel, copies] { std::apply(kernel, *copies); };
-  const auto address = reinterpret_cast<const void*>(kernel);
-  const bool detail = address == reinterpret_cast<const void*>(&overflowstat::cuda::dense_detail) ||
-                      address == reinterpret_cast<const void*>(&overflowstat::cuda::strided_detail);
-  return fake_cuda::launch(config->stream, fake_cuda::describe(detail, arguments...), config->gridDim.x,
+  return fake_cuda::launch(config->stream, fake_cuda::describe(arguments...), config->gridDim.x,
                            [grid = config->gridDim, block = config->blockDim, body](unsigned index) {
                              fake_cuda::run_block(grid, block, index, body);
                            });
