@@ -160,7 +160,8 @@ def funnel_shift(use: Use) -> Execute:
         both = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
         by = (distance & np.uint32(31) if wraps else np.minimum(distance, 32)).astype(np.uint64)
         moved = (both << by) >> np.uint64(32) if is_left else both >> by
-        return (moved & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        result: np.ndarray = (moved & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        return result
 
     return compute(use, "b32", ("b32", "b32", "u32"), shifted)
 
