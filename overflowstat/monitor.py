@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import capture
-from .attachment import WATCH_COMPILED, Attachment
-from .calls import calls_in_progress
+from .attachment import Attachment
 from .captured import CapturedBatch
 from .detections import Detection, Found
-from .dynamo import has_compiled, not_compiled
+from .dynamo import not_compiled
 from .errors import BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
 from .frames import Frame, Line
@@ -36,7 +35,9 @@ from .report import OwnStyle, Report, Style
 from .reporter import ON_DETECT, OnDetect, Reporter
 from .sinks import Printer, Sink
 from .stats import tensor_stats
+from .threads_in_root import ThreadsInRoot
 from .trace_file import TraceFile
+from .unseen import Unseen
 from .validation import (
     check_batch_numbers,
     check_bool,
@@ -214,17 +215,12 @@ class Monitor:
             Investigator(model, recorder, drill, self._every_n) if check_bool("verdict", verdict) else None
         )
         self._lock = threading.RLock()  # hooks of several threads share all that follows
-        # Of each thread that is in the root's forward: the exceptions that were being handled when its calls began.
-        self._root_calls_of: dict[int, list[BaseException | None]] = {}
+        self._in_root = ThreadsInRoot(model)
         self._captured: list[CapturedBatch] = []
         self._captured_calls = 0
         self._left_to: dict[int, Found] = {}  # of each thread, what another one found of its calls
-        self._told_on: set[int] = set()  # threads that a detection was told of, in the root's forward that they are in
         self._raised_in_batch: int | None = None
         self._last_bad_batch: int | None = None
-        self._root_frames = 0
-        self._told_of_silence = False
-        self._counts_batches = False  # or something has ended one, or will
 
         if is_watched(model):
             warn_user(
@@ -241,6 +237,7 @@ class Monitor:
         )
         self._sees: dict[str, Any] = {"recorder": recorder, "nested": nested, "buffers": buffers, "policy": policy}
         self._modules = ModuleTree(model, policy.watches if policy is not None else lambda name, module: True)
+        self._unseen = Unseen(self._modules)
         self._gradients: GradientWatch | None = None
         if check_bool("gradients", gradients):
             self._gradients = GradientWatch(self, self._modules, recorder, policy, self._keep, self._lock)
@@ -322,7 +319,7 @@ class Monitor:
             self._settle_replays()
             if self._gradients is not None:
                 self._gradients.settle()
-            self._tell_of_idle_root()
+            self._unseen.tell_of_idle_root(self._log.calls)
             self._reporter.flush()
 
     def step(self) -> None:
@@ -333,7 +330,7 @@ class Monitor:
         as the end of that does.
         """
         with self._lock:
-            self._counts_batches = True
+            self._unseen.something_ends_batches()
             if self._log.is_begun and not is_capturing():
                 traced = self._is_traced
                 self._end_batch()
@@ -398,8 +395,8 @@ class Monitor:
         finally:
             with self._lock:
                 self._reporter.close()
-        if is_attached and has_compiled() and not self._told_of_silence and self._unseen_modules():
-            self._tell_of_silence()
+        if is_attached:
+            self._unseen.tell_of_modules(self.total_calls)
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
         if is_attached and repeated and self._reporter.warns:
             warn_user("bad numbers were met again in " + "; ".join(repeated))
@@ -430,40 +427,11 @@ class Monitor:
             if self._gradients is not None:
                 self._gradients.before_step(optimizer)
             self._reporter.flush()
-            self._tell_of_idle_root()
-            if not self._told_of_silence and (unseen := self._unseen_modules()):
-                used = {id(w) for group in optimizer.param_groups for w in group["params"] if w.grad is not None}
-                if any(id(weight) in used for module in unseen for weight in module._parameters.values()):
-                    self._tell_of_silence()
+            self._unseen.tell_of_idle_root(self._log.calls)
+            self._unseen.tell_of_trained_modules(self.total_calls, optimizer)
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         self.forget_weights()
-
-    def _unseen_modules(self) -> list[nn.Module]:
-        """Those that were never called, if that are all, or, where torch.compile is in use, all but the root: what runs
-        compiled may still call the root's hooks."""
-        if self.total_calls == 0:
-            return list(self._modules.numbers)
-        if self.total_calls == self._root_frames and has_compiled():
-            return [module for module in self._modules.numbers if module is not self.model]
-        return []
-
-    def _tell_of_silence(self) -> None:
-        self._told_of_silence = True
-        which = "inside" if self.total_calls else "of"
-        warn_user(
-            f"no call of a module {which} {type(self.model).__name__} was seen: if torch.compile had compiled it "
-            f"before the monitor was attached, it runs without hooks; {WATCH_COMPILED}"
-        )
-
-    def _tell_of_idle_root(self) -> None:
-        """Once, where all that has run is one batch because nothing ends it."""
-        if not self._counts_batches and self._log.calls > 0:
-            self._counts_batches = True
-            warn_user(
-                f"the forward of {type(self.model).__name__} itself is never called, so that all calls of its modules "
-                "are one batch: call monitor.step() at the end of each, or watch the module that is called"
-            )
 
     def _start_batch(self) -> None:
         self._log.start_batch(self.batch_number, keep_weights=self._weights == "on_change")
@@ -483,20 +451,14 @@ class Monitor:
         self.batch_number += 1
         self._start_batch()
 
-    def _root_calls(self) -> list[BaseException | None]:
-        return self._root_calls_of.setdefault(threading.get_ident(), [])
-
     def _before_root(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if is_in_backward():
             return
         with self._lock:
-            self._counts_batches = True
-            self._told_on.discard(threading.get_ident())
-            calls = self._root_calls()
-            if calls:  # a root that calls itself, or one that a KeyboardInterrupt left without its hook
-                running = sum(call.module is self.model for call in calls_in_progress()) - 1
-                if running < len(calls):
-                    del calls[running:]
+            self._unseen.something_ends_batches()
+            self._in_root.forget_told()
+            if self._in_root.is_in_one:
+                if self._in_root.drop_left():
                     self._end_batch()
             else:
                 self._attachment.follow_changes()
@@ -505,9 +467,9 @@ class Monitor:
                 self._settle(wait=True)
                 if self._gradients is not None:
                     self._gradients.settle(only_ended=True)
-            if not calls and self._investigator is not None:
+            if not self._in_root.is_in_one and self._investigator is not None:
                 self._investigator.root_begins(self.batch_number, args, kwargs)
-            calls.append(sys.exc_info()[1])
+            self._in_root.begin()
 
     def _after_root(self, root: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:
         with self._lock:
@@ -519,27 +481,23 @@ class Monitor:
                 if exception is None and self._log.call(0, root, args, kwargs, output):
                     self._after_module()
                 return
-            calls = self._root_calls()
-            if exception is not None and exception is not (calls[-1] if calls else None):
-                try:
-                    if calls:
+            if exception is not None and self._in_root.was_raised_in_one(exception):
+                if self._in_root.is_in_one:
+                    try:
                         self._explain(exception)
-                finally:
-                    if calls:
-                        self._leave_root()
+                    finally:
+                        self._in_root.end()
                         self._end_batch()
-                        self._told_on.discard(threading.get_ident())
-                        if self._investigator is not None:
-                            self._investigator.root_ends()
+                        self._forget_root_call()
                 return
             captured, traced = None, self._is_traced
             calls_before = self._log.calls
             try:
                 self._log.call(0, root, args, kwargs, output)
-                self._root_frames += self._log.calls - calls_before
+                self._unseen.root_was_called(self._log.calls - calls_before)
                 captured = self._take_captured()
             finally:
-                self._leave_root()
+                self._in_root.end()
                 if captured is None:
                     if self._forward_ends_batch:
                         self._end_batch()
@@ -549,17 +507,14 @@ class Monitor:
             try:
                 self._settle(wait=self._check != "step" or traced)
             finally:
-                self._told_on.discard(threading.get_ident())
+                self._forget_root_call()
                 self._reporter.flush()
-                if self._investigator is not None:
-                    self._investigator.root_ends()
 
-    def _leave_root(self) -> None:
-        calls = self._root_calls()
-        if calls:
-            calls.pop()
-        if not calls:
-            del self._root_calls_of[threading.get_ident()]
+    def _forget_root_call(self) -> None:
+        """That has ended on this thread, and is judged."""
+        self._in_root.forget_told()
+        if self._investigator is not None:
+            self._investigator.root_ends()
 
     @not_compiled
     def _after_module(self) -> None:
@@ -585,7 +540,7 @@ class Monitor:
     def _settle(self, wait: bool) -> None:
         """Judge frames in the order in which they ran: all of them, or as far as their numbers are there."""
         for thread in list(self._left_to):
-            if self._is_ours(thread):
+            if not self._in_root.will_look(thread):
                 self._tell(self._left_to.pop(thread))
         wait = wait and not is_capturing()  # when nothing may be waited for
         while (frame := self._log.next(wait)) is not None:
@@ -622,7 +577,8 @@ class Monitor:
         if frame.bad_lines:
             self.detected_overflow = True
             last_bad_batch, self._last_bad_batch = self._last_bad_batch, frame.batch_number
-            if not traced and frame.batch_number != self._raised_in_batch and self._log.thread() not in self._told_on:
+            was_told = frame.batch_number == self._raised_in_batch or self._in_root.was_told(self._log.thread())
+            if not traced and not was_told:
                 self._detect(frame, last_bad_batch)
         else:
             self._near.warn(frame)
@@ -634,24 +590,17 @@ class Monitor:
         known = None if judged is None else weakref.ref(judged)
         found = Found(bad, self._log.kept()[:-1], rows, self._log.pending == 0, last_bad_batch, known)
         thread = self._log.thread()
-        if thread in self._root_calls_of:
-            self._told_on.add(thread)
-        report = self._report(found) if thread is None or self._is_ours(thread) else None
+        self._in_root.tell(thread)
+        report = self._report(found) if thread is None or not self._in_root.will_look(thread) else None
         self._log.clear_kept()
         self._raised_in_batch = bad.batch_number
         self._log.drop_batch(bad.batch_number)  # what ran after it worked on bad numbers
-        if self._reporter.raises and self.batch_number == bad.batch_number and not self._root_calls_of:
+        if self._reporter.raises and self.batch_number == bad.batch_number and not self._in_root.are_any:
             self._end_batch()  # or else the root's hook does
         if report is not None:
             self._reporter.report(report)
         elif thread is not None:
             self._left_to[thread] = found
-
-    def _is_ours(self, thread: int) -> bool:
-        """Whether what ran on a thread is told on this one: not where that will look itself before it leaves."""
-        if thread == threading.get_ident() or thread not in self._root_calls_of:
-            return True
-        return all(other.ident != thread for other in threading.enumerate())  # it has died in there
 
     def _tell(self, found: Found) -> None:
         self._reporter.report(self._report(found))
