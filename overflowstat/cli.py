@@ -36,11 +36,11 @@ exit status:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Leaves by SystemExit(2) where the arguments make no sense."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for names that the terminal has no letters for
     chosen = _parser().parse_args(arguments)
     command = next(command for command in COMMANDS if command.name == chosen.command)
+    for stream in () if command.runs_a_program else (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for names that the terminal has no letters for
     try:
         if command.needs_torch and (problem := native.torch_problem()):
             return _complain(f"overflowstat {problem}")

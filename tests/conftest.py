@@ -52,6 +52,15 @@ def mesh() -> Iterator[Any]:
         dist.destroy_process_group()
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For models that are too small for two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def light_collections() -> Iterator[None]:
     """Garbage is looked for among what is made from here on: all that was imported would take half a second each."""

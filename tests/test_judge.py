@@ -11,7 +11,7 @@ from keeps import Keeps
 from torch import Tensor, nn
 
 from overflowstat import Monitor, NonFiniteError
-from overflowstat.integrations.run import _Phases, _TracedBatches
+from overflowstat.integrations.watched_run import _Phases, _TracedBatches
 from overflowstat.monitor import CheckName
 from overflowstat.recorder import RecorderName
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from overflowstat.recorder import RecorderName
 from overflowstat.report import Report
 
 pytestmark = [
-    pytest.mark.usefixtures("light_collections", "no_optimizer_hooks"),
+    pytest.mark.usefixtures("light_collections", "no_optimizer_hooks", "one_thread"),
     pytest.mark.filterwarnings(
         "ignore::DeprecationWarning",
         "ignore::FutureWarning",
@@ -42,14 +42,6 @@ pytestmark = [
 
 INF, NAN = float("inf"), float("nan")
 STEPS = 4
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Net(LightningModule):

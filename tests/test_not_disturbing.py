@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import models
@@ -21,16 +21,8 @@ from overflowstat.recorder import RecorderName
 
 EVERY_MODEL: list[Callable[[], Subject]] = [*models.SMALL_MODELS, models.t5_whose_dropout_overflows, models.minilm]
 Watch = Callable[[nn.Module], Any]
+pytestmark = pytest.mark.usefixtures("one_thread")
 every_model = pytest.mark.parametrize("make", EVERY_MODEL, ids=lambda make: make.__name__)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """These models are too small for two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def watches(recorder_name: RecorderName) -> Watch:

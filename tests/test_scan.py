@@ -252,7 +252,7 @@ def test_nan_and_inf_fail_by_themselves(tmp_path: Path, capsys: pytest.CaptureFi
     assert "x: 1 of 1 is -inf, first at [0]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--fail-on", "nam"], ["--formats", "fp4"], []])
+@pytest.mark.parametrize("arguments", [["--fail-on", "nam"], ["--formats", "fp4"], ["--top", "-1"], []])
 def test_arguments_that_make_no_sense_are_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         run(*arguments, *(["x"] if arguments else []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 
 from ..terminal import on_one_line
 
-__all__ = ["Command", "Parser"]
+__all__ = ["Command", "Parser", "number", "whole_number"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,3 +38,27 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     """Gives the exit status."""
     needs_torch: bool = True
+    runs_a_program: bool = False
+    """Of somebody else, whose streams these are then."""
+
+
+def whole_number(text: str) -> int:
+    """The type of an argument."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
+
+
+def number(what: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
+    """The type of an argument; `what` it is to be."""
+
+    def parsed(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not is_right(found):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return found
+
+    return parsed

@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from ..terminal import on_one_line
-from . import Command
+from . import Command, number
 
 __all__ = ["COMMAND"]
 
@@ -24,7 +24,11 @@ WHAT_TO_SET = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=["nccl", "gloo"], help="default: nccl where there are GPUs, else gloo")
     parser.add_argument(
-        "--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that each stage may take (default: 60)"
+        "--timeout",
+        type=number("a number of seconds", lambda seconds: 0 < seconds < 1e6),
+        default=60.0,
+        metavar="S",
+        help="seconds that each stage may take (default: 60)",
     )
 
 
@@ -66,16 +70,6 @@ def _leave(status: int) -> NoReturn:
     """Without what waits for other processes at an ordinary end."""
     sys.stderr.flush()
     os._exit(status)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
 
 
 COMMAND = Command(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 
-from . import Command
+from . import Command, number, whole_number
 
 __all__ = ["COMMAND"]
 
@@ -15,11 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a trace, as Monitor(model, trace_file=...) writes it")
     parser.add_argument("b", metavar="B", nargs="?", help="another one; without it A is compared with itself")
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--batch", type=_batch, metavar="N", help="only this batch; default: all that both have")
+    chosen.add_argument("--batch", type=whole_number, metavar="N", help="only this batch; default: all that both have")
     chosen.add_argument("--batches", type=_batches, metavar="N,M", help="batch N of A, and M of B (or of A without B)")
     parser.add_argument(
         "--tolerance",
-        type=_tolerance,
+        type=number("a ratio, 1 or more", lambda ratio: ratio >= 1),
         default=2.0,
         metavar="R",
         help="they part where a magnitude is larger than R times the other (default: 2; 1 for the same number)",
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="max",
         help="which magnitude: abs max (default); abs min, which is mostly chance where the data differ; or both",
     )
-    parser.add_argument("--top", type=_batch, default=10, metavar="N", help="rows of the table (default: 10)")
+    parser.add_argument("--top", type=whole_number, default=10, metavar="N", help="rows of the table (default: 10)")
     parser.add_argument("--json", action="store_true", help="the same, for programs")
 
 
@@ -56,27 +55,11 @@ def run(chosen: argparse.Namespace) -> int:
     return int(result.first is not None)
 
 
-def _batch(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
-    return int(text)
-
-
 def _batches(text: str) -> tuple[int, int]:
     first, comma, second = text.partition(",")
     if not comma:
         raise argparse.ArgumentTypeError(f"{text!r} is not two batches, as 149,150")
-    return _batch(first), _batch(second)
-
-
-def _tolerance(text: str) -> float:
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = math.nan
-    if not ratio >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a ratio, 1 or more")
-    return ratio
+    return whole_number(first), whole_number(second)
 
 
 COMMAND = Command(

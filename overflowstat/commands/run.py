@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import shlex
 import sys
@@ -16,9 +15,6 @@ from . import Command, Parser
 __all__ = ["COMMAND", "ELSEWHERE", "OPTIONS", "OptionError", "options_of", "sinks_of"]
 
 VARIABLE = "OVERFLOWSTAT_OPTIONS"
-
-# Of stdout when it was the program's alone: cli.main makes it lenient, which is for commands of ours.
-_STDOUT_ERRORS = getattr(sys.stdout, "errors", None)
 
 
 class Option(NamedTuple):
@@ -167,8 +163,6 @@ def run(chosen: argparse.Namespace) -> int:
     from ..running.script import ScriptError, run_script
     from ..running.watch import Watch
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors=_STDOUT_ERRORS)
     try:
         script, *arguments = chosen.script[chosen.script[:1] == ["--"] :] or [""]
         if not script:
@@ -264,4 +258,5 @@ exit status: that of the script, which is 1 if bad numbers end it; 2 where the o
 such script""",
     add_arguments=add_arguments,
     run=run,
+    runs_a_program=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from . import Command
+from . import Command, whole_number
 
 __all__ = ["COMMAND"]
 
@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what a plain cast to these would lose (default: {','.join(FORMATS)}); none for nothing",
     )
     listed = parser.add_mutually_exclusive_group()
-    listed.add_argument("--top", type=int, default=20, metavar="N", help="list so many tensors at most (default: 20)")
+    listed.add_argument(
+        "--top", type=whole_number, default=20, metavar="N", help="list so many tensors at most (default: 20)"
+    )
     listed.add_argument("--all", action="store_true", help="list all tensors, also those that are well")
     parser.add_argument("--json", action="store_true", help="all tensors, for programs")
 

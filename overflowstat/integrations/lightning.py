@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from .run import WatchedRun, WatchesRuns
+from .watched_run import WatchedRun, WatchesRuns
 
 __all__ = ["OverflowStatCallback"]
 

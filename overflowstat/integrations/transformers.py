@@ -26,7 +26,7 @@ from torch import nn
 
 from ..debug_utils import DebugUnderflowOverflow
 from ..errors import warn_user
-from .run import WatchedRun, WatchesRuns
+from .watched_run import WatchedRun, WatchesRuns
 
 __all__ = ["OverflowStatCallback", "install", "uninstall"]
 
