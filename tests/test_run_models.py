@@ -463,6 +463,8 @@ def test_calls_that_compute_nothing_are_no_models(run: Runs) -> None:
 
 def test_scripted_and_traced_models_are_watched_as_far_as_they_take_hooks(run: Runs) -> None:
     ended = run("""
+        import warnings
+        warnings.simplefilter("ignore", FutureWarning)  # of torch.jit itself
         for model in (torch.jit.script(Net()), torch.jit.trace(Net(), (good,), check_trace=False)):
             model(good)
             try:

@@ -491,7 +491,7 @@ def test_gradients_are_watched_as_without_a_trainer(tmp_path: Path) -> None:
             return grad[0] * NAN
 
     def loss(outputs: Any, labels: Tensor, num_items_in_batch: object) -> Tensor:
-        result: Tensor = Spoils.apply(outputs.logits).square().mean()  # type: ignore[no-untyped-call]
+        result: Tensor = Spoils.apply(outputs.logits).square().mean()  # type: ignore[no-untyped-call,unused-ignore]
         return result
 
     model = tiny()

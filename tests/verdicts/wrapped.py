@@ -115,7 +115,7 @@ class Function(torch.autograd.Function):
 
 class ByFunction(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = Function.apply(x)  # type: ignore[no-untyped-call]
+        y: Tensor = Function.apply(x)  # type: ignore[no-untyped-call,unused-ignore]
         return y
 
 
