@@ -10,7 +10,7 @@ native.load()  # says what is lacking, if anything is
 if TYPE_CHECKING:
     from .checks import CheckResult, check_gradients, check_weights
     from .debug_utils import DebugUnderflowOverflow, detect_overflow
-    from .errors import BatchLimitReached, NonFiniteError, TraceError
+    from .errors import AgreementError, BatchLimitReached, NonFiniteError, TraceError
     from .float32 import InFloat32, run_in_float32
     from .monitor import Monitor
     from .policy import Policy
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "checks": ("CheckResult", "check_gradients", "check_weights"),
     "debug_utils": ("DebugUnderflowOverflow", "detect_overflow"),
-    "errors": ("BatchLimitReached", "NonFiniteError", "TraceError"),
+    "errors": ("AgreementError", "BatchLimitReached", "NonFiniteError", "TraceError"),
     "float32": ("InFloat32", "run_in_float32"),
     "monitor": ("Monitor",),
     "policy": ("Policy",),
@@ -54,6 +54,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AgreementError",
     "BatchLimitReached",
     "CallableSink",
     "CheckResult",

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .frames import Frame
+    from .ranks import Process
     from .verdict import Verdict
 
-__all__ = ["BatchLimitReached", "CheckpointError", "MonitorWarning", "NonFiniteError", "TraceError", "warn_user"]
+__all__ = [
+    "AgreementError",
+    "BatchLimitReached",
+    "CheckpointError",
+    "MonitorWarning",
+    "NonFiniteError",
+    "TraceError",
+    "warn_user",
+]
 
 
 class NonFiniteError(ValueError):
@@ -20,18 +29,29 @@ class NonFiniteError(ValueError):
         batch_number: the batch it happened in, the first one being 0.
         frames: the last module calls up to the bad one, in execution order.
         verdict: what made it, and why; None if it was not asked for.
+        process: the rank, world size, host and device where it happened; None where no monitor has told them.
     """
 
     def __init__(
-        self, message: str, batch_number: int, frames: tuple[Frame, ...], verdict: Verdict | None = None
+        self,
+        message: str,
+        batch_number: int,
+        frames: tuple[Frame, ...],
+        verdict: Verdict | None = None,
+        process: Process | None = None,
     ) -> None:
         super().__init__(message)
         self.batch_number = batch_number
         self.frames = frames
         self.verdict = verdict
+        self.process = process
 
-    def __reduce__(self) -> tuple[type, tuple[str, int, tuple[Frame, ...], Verdict | None]]:
-        return type(self), (str(self), self.batch_number, self.frames, self.verdict)
+    def __reduce__(self) -> tuple[type, tuple[str, int, tuple[Frame, ...], Verdict | None, Process | None]]:
+        return type(self), (str(self), self.batch_number, self.frames, self.verdict, self.process)
+
+
+class AgreementError(RuntimeError):
+    """The ranks of a run could not end a batch together, as `agree=True` asks: one is missing, or has left it."""
 
 
 class BatchLimitReached(ValueError):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import capture
+from .agreement import make_agreement
 from .attachment import Attachment
 from .captured import CapturedBatch
 from .detections import Detection, Found
@@ -30,6 +31,7 @@ from .native_frame_log import make_frame_log
 from .near import NearLimit
 from .origin import first_judged
 from .policy import Policy
+from .ranks import Process
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
 from .reporter import ON_DETECT, OnDetect, Reporter
@@ -135,6 +137,12 @@ class Monitor:
             first went bad there when the monitor is removed; or call this with the `Report`, once for each place, whose
             exceptions reach the caller of the model. Later frames of a batch that went bad are not reported.
         max_reports: how many reports go to the sinks at most; None for all.
+        agree: where several ranks run, have all of them raise at the end of the same batch, what was found first in the
+            order of execution, so that none waits for one that has raised; each must run as many batches. No collective
+            is issued: the ranks meet at the store by which they found each other, once a batch that is watched (twice
+            with `gradients`), for less than a millisecond beyond the wait for the last one. A number is how many
+            seconds that may take; True is 600. Needs `check="batch"` and `on_detect="raise"`.
+        group: the ranks that agree, or are merged; None for all. Those of a report are those of the default group.
         verdict: say of a detection which module made the numbers, and why, in the report, the exception and its
             attribute `verdict`.
         drill: for that, run the forward that made them once more, which tells the operation and the line: that of the
@@ -160,6 +168,8 @@ class Monitor:
     Raises:
         TypeError, ValueError: an argument is not as told above. The model is untouched then.
         TraceError: `trace_file` cannot be written. Likewise.
+        AgreementError: with `agree`, at the end of a batch: a rank did not come to it in time, or left it by an
+            exception of its own, or the group was destroyed.
         NonFiniteError, BatchLimitReached: in the forward of the watched model, or where `check` has it judged. If
             something else raises after the numbers went bad, that exception gets a note and the NonFiniteError as its
             attribute `non_finite`.
@@ -184,6 +194,8 @@ class Monitor:
         policy: Policy | None = None,
         on_detect: OnDetect = "raise",
         max_reports: int | None = None,
+        agree: bool | float = False,
+        group: dist.ProcessGroup | None = None,
         verdict: bool = True,
         drill: bool | None = None,
         warn_at: float | None = None,
@@ -218,6 +230,10 @@ class Monitor:
         )
         self._near = NearLimit(check_optional_share("warn_at", warn_at))
         self._subnormals = Subnormals() if check_bool("detail", detail) else None
+        self._agreement = make_agreement(agree, group)
+        if self._agreement is not None and (self._check != "batch" or not self._reporter.raises):
+            raise ValueError(f'agree={agree!r}: needs check="batch" and on_detect="raise"')
+        self._gradients_came = False  # since the ranks met
         recorder = make_recorder(recorder, detail)
         drill = check_optional_bool("drill", drill)
         self._investigator = (
@@ -230,6 +246,7 @@ class Monitor:
         self._left_to: dict[int, Found] = {}  # of each thread, what another one found of its calls
         self._raised_in_batch: int | None = None
         self._last_bad_batch: int | None = None
+        self._judged_in_batch = 0
 
         if is_watched(model):
             warn_user(
@@ -330,6 +347,8 @@ class Monitor:
                 self._gradients.settle()
             self._unseen.tell_of_idle_root(self._log.calls)
             self._reporter.flush()
+            if self._agreement is not None and (found := self._agreement.take()) is not None:
+                raise found
 
     def step(self) -> None:
         """End a batch where the model's own forward is not what is called: a training step calls its children, or the
@@ -341,9 +360,9 @@ class Monitor:
         with self._lock:
             self._unseen.something_ends_batches()
             if self._log.is_begun and not is_capturing():
-                traced = self._is_traced
+                traced, ended = self._is_traced, self.batch_number
                 self._end_batch()
-                self._settle(wait=self._check != "step" or traced)
+                self._settle(wait=self._check != "step" or traced, ended=ended)
                 self._reporter.flush()
             self._attachment.follow_changes()
             self._configure_batch()
@@ -364,7 +383,7 @@ class Monitor:
             if self._judge_gradient(frame):
                 kept = self._log.kept()
                 before = kept if self._keep is None else kept[max(0, len(kept) + 1 - self._keep) :]
-                if self._reporter.raises and self._log.is_begun:
+                if self._raises_at_once and self._log.is_begun:
                     self._end_batch()
                 self._detect_gradient(frame, before, tensor, None, is_skipped=False)
             return line.is_bad
@@ -476,6 +495,9 @@ class Monitor:
                 self._settle(wait=True)
                 if self._gradients is not None:
                     self._gradients.settle(only_ended=True)
+            if self._agreement is not None and self._gradients_came and not self._in_root.is_in_one:
+                self._gradients_came = False
+                self._agreement.meet(Process.of(self.model))
             if not self._in_root.is_in_one and self._investigator is not None:
                 self._investigator.root_begins(self.batch_number, args, kwargs)
             self._in_root.begin()
@@ -499,7 +521,7 @@ class Monitor:
                         self._end_batch()
                         self._forget_root_call()
                 return
-            captured, traced = None, self._is_traced
+            captured, traced, ended = None, self._is_traced, None
             calls_before = self._log.calls
             try:
                 self._log.call(0, root, args, kwargs, output)
@@ -509,12 +531,13 @@ class Monitor:
                 self._in_root.end()
                 if captured is None:
                     if self._forward_ends_batch:
+                        ended = self.batch_number
                         self._end_batch()
                 else:  # nothing has run, so that no batch has ended
                     captured.has_root = captured.is_complete = True
                     self._start_batch()
             try:
-                self._settle(wait=self._check != "step" or traced)
+                self._settle(wait=self._check != "step" or traced, ended=ended)
             finally:
                 self._forget_root_call()
                 self._reporter.flush()
@@ -546,14 +569,20 @@ class Monitor:
             batch.calls.append(call)
         return batch
 
-    def _settle(self, wait: bool) -> None:
-        """Judge frames in the order in which they ran: all of them, or as far as their numbers are there."""
+    def _settle(self, wait: bool, ended: int | None = None) -> None:
+        """Judge frames in the order in which they ran: all of them, or as far as their numbers are there.
+
+        Where that ends a batch, it has this number.
+        """
         for thread in list(self._left_to):
             if not self._in_root.will_look(thread):
-                self._tell(self._left_to.pop(thread))
+                self._tell(self._report(self._left_to.pop(thread)))
         wait = wait and not is_capturing()  # when nothing may be waited for
         while (frame := self._log.next(wait)) is not None:
             self._judge(frame)
+        if self._agreement is not None and ended is not None and ended % self._every_n == 0:
+            self._gradients_came = self._gradients is not None
+            self._agreement.meet(Process.of(self.model))
         self._stop_after_last_batch()
 
     def _settle_replays(self) -> None:
@@ -582,6 +611,7 @@ class Monitor:
         traced = frame.batch_number in self.trace_batch_nums
         if traced:
             self._log.clear_kept()
+        self._judged_in_batch = 0 if frame.starts_batch else self._judged_in_batch + 1
         self._reporter.frame(frame, traced)
         if frame.bad_lines:
             self.detected_overflow = True
@@ -606,19 +636,36 @@ class Monitor:
         self._log.clear_kept()
         self._raised_in_batch = bad.batch_number
         self._log.drop_batch(bad.batch_number)  # what ran after it worked on bad numbers
-        if self._reporter.raises and self.batch_number == bad.batch_number and not self._in_root.are_any:
+        if self._raises_at_once and self.batch_number == bad.batch_number and not self._in_root.are_any:
             self._end_batch()  # or else the root's hook does
         if report is not None:
-            self._reporter.report(report)
+            self._tell(report)
         elif thread is not None:
             self._left_to[thread] = found
 
-    def _tell(self, found: Found) -> None:
-        self._reporter.report(self._report(found))
+    def _tell(self, report: Report, may_raise: bool = True) -> None:
+        """And raise, now or where all ranks do."""
+        error = self._reporter.report(report, may_raise)
+        if error is None:
+            return
+        if self._agreement is None:
+            raise error
+        self._agreement.keep((report.batch_number, report.bad.is_backward, self._judged_in_batch), error)
+
+    @property
+    def _raises_at_once(self) -> bool:
+        return self._reporter.raises and self._agreement is None
 
     def _report(self, found: Found) -> Report:
         frames = () if self._keep == 0 else (*found.before, found.bad)
-        return Report(found.bad.batch_number, frames, found.bad, found.wholly_bad_rows, self._verdict(found))
+        return Report(
+            found.bad.batch_number,
+            frames,
+            found.bad,
+            found.wholly_bad_rows,
+            self._verdict(found),
+            Process.of(self.model),
+        )
 
     def _verdict(self, found: Found) -> Verdict | None:
         if self._investigator is None or not self._reporter.would_tell(found.bad):
@@ -655,8 +702,9 @@ class Monitor:
         frames = () if self._keep == 0 else (*before, bad)
         rows = None if tensor is None else wholly_bad_rows(tensor)
         self._raised_in_batch = bad.batch_number
-        report = Report(bad.batch_number, frames, bad, rows, None if self._investigator is None else verdict)
-        self._reporter.report(report, may_raise=not is_skipped)
+        told = None if self._investigator is None else verdict
+        report = Report(bad.batch_number, frames, bad, rows, told, Process.of(self.model))
+        self._tell(report, may_raise=not is_skipped)
 
     def _explain(self, exception: BaseException) -> None:
         """The numbers may have gone bad before something else raised: then that exception says so, too."""
@@ -665,9 +713,17 @@ class Monitor:
             if self._gradients is not None:
                 self._gradients.settle()
         except NonFiniteError as found:
-            exception.non_finite = found  # type: ignore[attr-defined]
-            if hasattr(exception, "add_note"):  # from Python 3.11 on
-                exception.add_note(str(found))
+            _note(exception, found)
         except BatchLimitReached:
             pass
+        if self._agreement is not None:
+            kept = self._agreement.leave(Process.of(self.model), self.batch_number, exception)
+            if kept is not None:
+                _note(exception, kept)
         self._reporter.flush()
+
+
+def _note(exception: BaseException, found: NonFiniteError) -> None:
+    exception.non_finite = found  # type: ignore[attr-defined]
+    if hasattr(exception, "add_note"):  # from Python 3.11 on
+        exception.add_note(str(found))

@@ -5,16 +5,16 @@ All by a key-value store, which works where collectives hang.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["SILENCE", "Member", "Presence", "Store", "connect"]
+__all__ = ["SILENCE", "Member", "Presence", "Progress", "Store", "connect", "connect_again"]
 
 BEAT = 0.5  # seconds between two signs of life
 SILENCE = 5 * BEAT  # without one: stopped, dead, or cut off
@@ -30,7 +30,43 @@ class Member(NamedTuple):
         return f"{self.host}-{self.local_rank}"
 
 
-class Presence:
+class Progress:
+    """How far each process has come, of one of them.
+
+    Args:
+        store: what all processes of the run reach.
+        rank: of this process.
+        name: of the same, for the others.
+        size: how many there are.
+    """
+
+    def __init__(self, store: Store, rank: int, name: str, size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        store.set(f"member/{rank}", name)
+
+    def reach(self, stage: int) -> None:
+        """Tell that this process has come so far."""
+        self._store.set(f"stage/{self._rank}", str(stage))
+
+    def behind(self, stage: int) -> list[int]:
+        """Ranks that have not."""
+        return [rank for rank in range(self._size) if int(self._get(f"stage/{rank}", "-1")) < stage]
+
+    def names(self, ranks: Iterable[int]) -> str:
+        """As "rank 3 [host-1], rank 4, which never started"."""
+        return ", ".join(f"rank {rank}{self._where(rank)}" for rank in ranks)
+
+    def _where(self, rank: int) -> str:
+        found = self._get(f"member/{rank}", "")
+        return f" [{found}]" if found else ", which never started"
+
+    def _get(self, key: str, default: str) -> str:
+        return self._store.get(key).decode() if self._store.check([key]) else default
+
+
+class Presence(Progress):
     """Of one process, which gives signs of life from a thread of its own until `close`.
 
     Args:
@@ -41,19 +77,17 @@ class Presence:
     """
 
     def __init__(self, store: Store, second: Store, me: Member, size: int) -> None:
+        super().__init__(second, me.rank, me.name, size)
         self.store = store
         self.me = me
-        self._second = second
-        self._size = size
         self._closed = threading.Event()
-        second.set(f"member/{me.rank}", json.dumps([me.host, me.local_rank]))
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 
     def _live(self) -> None:
         while not self._closed.wait(BEAT):
             try:
-                self._second.add(f"beat/{self.me.rank}", 1)
+                self._store.add(f"beat/{self.me.rank}", 1)
             except RuntimeError:
                 return  # the store is gone, which whoever asks it will find
 
@@ -61,16 +95,8 @@ class Presence:
         self._closed.set()
         self._thread.join()
 
-    def reach(self, stage: int) -> None:
-        """Tell that this process has come so far."""
-        self._second.set(f"stage/{self.me.rank}", str(stage))
-
-    def behind(self, stage: int) -> list[int]:
-        """Ranks that have not."""
-        return [rank for rank in range(self._size) if int(self._get(f"stage/{rank}", "-1")) < stage]
-
     def wait_for_all(self, stage: int, timeout: float) -> list[int]:
-        """Until all have, or for so many seconds. Gives those that have not."""
+        """Until all have come so far, or for so many seconds. Gives those that have not."""
         end = time.monotonic() + timeout
         while (missing := self.behind(stage)) and time.monotonic() < end:
             time.sleep(BEAT / 10)
@@ -85,16 +111,13 @@ class Presence:
     def _beats(self) -> list[int]:
         return [int(self._get(f"beat/{rank}", "0")) for rank in range(self._size)]
 
-    def names(self, ranks: Iterable[int]) -> str:
-        """As "rank 3 [host-1], rank 4, which never started"."""
-        return ", ".join(f"rank {rank}{self._where(rank)}" for rank in ranks)
 
-    def _where(self, rank: int) -> str:
-        found = self._get(f"member/{rank}", "")
-        return f" [{Member(rank, *json.loads(found)).name}]" if found else ", which never started"
-
-    def _get(self, key: str, default: str) -> str:
-        return self._second.get(key).decode() if self._second.check([key]) else default
+def connect_again(prefix: str, timeout: float) -> Store:
+    """To the store by which the default group was formed: a connection of its own, since torch's threads use that."""
+    default: Any = dist.distributed_c10d._get_default_store()
+    store = PrefixStore(prefix, default.clone())
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
 
 
 def connect(host: str, port: int, prefix: str, timeout: float, is_host: bool) -> Store:

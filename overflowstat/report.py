@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from .frames import Frame
+from .ranks import Process
 from .stats import TensorStats
 from .verdict import Verdict
 from .wording import module_text, short_name
@@ -26,6 +27,8 @@ class Report:
     """Of the first bad line: rows along the last dimension without a finite element, and rows; if it could be told."""
     verdict: Verdict | None = None
     """None if it was not asked for."""
+    process: Process | None = None
+    """Where it happened; None where no monitor has told it."""
 
 
 class Style(Protocol):
@@ -113,7 +116,9 @@ class OwnStyle(ReferenceStyle):
         where = module_text(bad.module, bad.class_name)
         kinds = " and ".join(k for k, there in (("nan", line.content.has_nan), ("inf", line.content.has_inf)) if there)
         finding = f"{line.label}: {bad_numbers(line.content, report.wholly_bad_rows)}"
-        found = f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {finding}"
+        process = report.process
+        rank = f"{process.name}: " if process is not None and process.world_size > 1 else ""
+        found = f"overflowstat: {rank}{kinds} in batch {report.batch_number}, first in {where}, {finding}"
         return found if report.verdict is None else f"{found}\n{report.verdict.text}"
 
     def aborted(self, batches: int, limit: int) -> str:

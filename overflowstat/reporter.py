@@ -76,7 +76,8 @@ class Reporter:
         """Whether a detection of this frame would be told of, and not only counted."""
         return self.raises or not self.detections.has(bad)
 
-    def report(self, report: Report, may_raise: bool = True) -> None:
+    def report(self, report: Report, may_raise: bool = True) -> NonFiniteError | None:
+        """Gives what is to be raised, if so."""
         is_new = self.detections.add(report)
         raises = self.raises and may_raise
         if (is_new or raises) and (self._max_reports is None or self._reports < self._max_reports):
@@ -84,8 +85,10 @@ class Reporter:
             for sink in self._sinks:
                 sink.report(report)
         if raises:
-            raise NonFiniteError(self._style.detected(report), report.batch_number, report.frames, report.verdict)
+            text = self._style.detected(report)
+            return NonFiniteError(text, report.batch_number, report.frames, report.verdict, report.process)
         if is_new and callable(self._on_detect):
             self._on_detect(report)
         elif is_new and self.warns:
             warn_user(self._style.detected(report))
+        return None

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from .frames import Frame
+from .printing import print_whole
+from .ranks import rank_and_world_size
 from .report import OwnStyle, Report, Style
+from .validation import check_optional_count
 
 __all__ = ["CallableSink", "LoggingSink", "Printer", "Sink"]
 
@@ -32,20 +35,28 @@ class Sink(Protocol):
 
 
 class Printer:
-    """Prints to stdout: traced frames, and a report where something bad is detected."""
+    """Prints to stdout: traced frames, and a report where something bad is detected.
 
-    def __init__(self, style: Style | None = None) -> None:
+    Where several ranks run, each prints what it detects, in one piece.
+
+    Args:
+        style: how things are worded.
+        traces_of: the rank whose traced frames are printed; None for all of them.
+    """
+
+    def __init__(self, style: Style | None = None, *, traces_of: int | None = 0) -> None:
         self._style = style or OwnStyle()
+        self._traces_of = check_optional_count("traces_of", traces_of)
 
     def frame(self, frame: Frame, traced: bool) -> None:
         texts = self._style.notices(frame)
-        if traced:
+        if traced and self._traces_of in (None, rank_and_world_size()[0]):
             texts.append(self._style.frame(frame))
         if texts:
-            print("\n".join(texts))
+            print_whole("\n".join(texts))
 
     def report(self, report: Report) -> None:
-        print(self._style.report(report))
+        print_whole(self._style.report(report))
 
 
 class LoggingSink:

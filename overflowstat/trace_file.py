@@ -12,10 +12,10 @@ from datetime import datetime, timezone
 from itertools import chain, count
 
 import torch
-import torch.distributed as dist
 
 from .errors import TraceError, warn_user
 from .frames import Frame
+from .ranks import rank_and_world_size
 from .report import Report
 from .trace_format import END_LINE, VERSION, TraceHeader, frame_line, header_line, report_line
 
@@ -57,7 +57,7 @@ class TraceFile:
         wanted = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
         if not isinstance(wanted, str):
             raise TypeError(f"trace_file={path!r}: must be a path, not {type(path).__name__}")
-        self._rank, self._world_size = _rank_and_world_size()
+        self._rank, self._world_size = rank_and_world_size()
         self._names = _Names(wanted, self._rank, self._world_size)
         self._root_class: str | None = None
         self._open()
@@ -217,13 +217,3 @@ class _Stream:
     def _fail(self, error: OSError) -> None:
         self._has_failed = True
         warn_user(f"{self._path!r} ends here, since it cannot be written to any more: {_reason(error)}")
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    """Of this process: as torch.distributed has it, or else as a launcher has told it to be."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size):
-        return int(rank), int(world_size)
-    return 0, 1

@@ -75,6 +75,7 @@ GIVEN = [
     (["--no-verdict", "--drill"], {"verdict": False, "drill": True}),
     (["--warn-at", "0.5"], {"warn_at": 0.5}),
     (["--detail"], {"detail": True}),
+    (["--agree", "30"], {"agree": 30.0}),
     (["--trace-batch-nums", "0,149"], {"trace_batch_nums": [0, 149]}),
     (["--abort-after-batch-num", "7"], {"abort_after_batch_num": 7}),
     (["--trace-file", "t.jsonl"], {}),  # each model has one of its own

@@ -91,6 +91,14 @@ OPTIONS: dict[str, list[Option]] = {
             choices=["raise", "warn"],
         )
     ],
+    "agree": [
+        _option(
+            "--agree",
+            "where several ranks run, have all raise at the end of the same batch, for which each waits so long",
+            type=float,
+            metavar="SECONDS",
+        )
+    ],
     "max_reports": [_option("--max-reports", "print so many reports at most", type=_count_or_all, metavar="N|all")],
     "max_frames_to_save": [
         _option(
@@ -133,6 +141,7 @@ OPTIONS: dict[str, list[Option]] = {
 ELSEWHERE = {
     "model": "is found",
     "batch_ends": "which depends on how the script calls its models, and is found",
+    "group": "has no name on a command line; all ranks are meant",
     "style": "names the model in each report, for which it is taken",
 }
 """Arguments of Monitor that have no option, and why."""
