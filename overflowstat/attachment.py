@@ -13,6 +13,7 @@ from .frame_log import FrameLog
 from .gradients import GradientWatch
 from .hooks import OptimizerHook, RootEntryHook, RootHook
 from .modules import ModuleTree
+from .names import named_modules
 
 __all__ = ["WATCH_COMPILED", "Attachment"]
 
@@ -70,14 +71,14 @@ class Attachment:
             return
         self._follow()
         root = self._modules.root
-        if compiled := compiled_modules(root.named_modules()):
+        if compiled := compiled_modules(named_modules(root)):
             warn_user(
                 f"torch.compile has made {', '.join(compiled)}: what it has compiled already runs without hooks and is "
                 f"not watched; {WATCH_COMPILED}"
             )
         try:
             self._attach_to_root(root)
-            names = {module: name for name, module in root.named_modules()}
+            names = {module: name for name, module in named_modules(root)}
             self._attach_to_all([(number, names[module], module) for module, number in self._modules.numbers.items()])
             self._handles.append(register_optimizer_step_pre_hook(OptimizerHook(self._before_step)))
             if self._after_step is not None:

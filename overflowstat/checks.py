@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from . import capture
 from .measurement import measure
+from .names import named_modules
 from .recorder import Recorder, RecorderName, make_recorder
 from .report import bad_numbers
 from .stats import TensorStats
@@ -85,7 +86,7 @@ def check_gradients(model: nn.Module, *, recorder: RecorderName | Recorder = "au
 
 def _weights(model: nn.Module, buffers: bool) -> Iterator[tuple[str, Tensor]]:
     met = set()
-    for module_name, module in model.named_modules():
+    for module_name, module in named_modules(model):
         for name, weight in capture.weights(module, capture.weight_names(module), buffers):
             if isinstance(weight, Tensor) and id(weight) not in met:
                 met.add(id(weight))

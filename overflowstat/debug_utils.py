@@ -11,6 +11,7 @@ from enum import Enum
 from torch import Tensor, nn
 
 from .monitor import CheckName, Monitor
+from .names import named_modules
 from .policy import Policy
 from .recorder import RecorderName
 from .report import ReferenceStyle, notices, stats_line
@@ -110,7 +111,7 @@ class DebugUnderflowOverflow:
 
     @property
     def module_names(self) -> dict[nn.Module, str]:
-        return {module: name for name, module in self.model.named_modules()}
+        return {module: name for name, module in named_modules(self.model)}
 
     @property
     def trace_batch_nums(self) -> Collection[int]:

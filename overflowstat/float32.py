@@ -21,6 +21,7 @@ from .dynamo import not_compiled
 from .errors import warn_user
 from .hooks import is_in_backward
 from .measurement import Measurement, measure
+from .names import has_forward, module_around, named_modules
 from .recorder import Recorder, RecorderName, is_capturing, make_recorder
 from .stats import TensorStats
 from .validation import check_module
@@ -66,7 +67,7 @@ def run_in_float32(model: nn.Module, name: str, *, recorder: RecorderName | Reco
     """
     module = _find(check_module("model", model), name)
     _refuse_scripted(name, module)
-    return InFloat32(module, _Region(name, _module_around(model, name), make_recorder(recorder)))
+    return InFloat32(module, _Region(name, module_around(model, name), make_recorder(recorder)))
 
 
 def run_module_in_float32(module: nn.Module, recorder: Recorder, casts_back: bool) -> InFloat32:
@@ -82,7 +83,7 @@ class InFloat32:
         self._region = region
         self._forwards: list[_Forward] = []
         for each in module.modules():
-            if _has_forward(each):
+            if has_forward(each):
                 forward = _Forward(each, region)
                 each.__dict__["forward"] = forward
                 self._forwards.append(forward)
@@ -370,7 +371,8 @@ def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 def _find(model: nn.Module, name: str) -> nn.Module:
     if not isinstance(name, str):
         raise TypeError(f"name={name!r}: must be the qualified name of a module, not {type(name).__name__}")
-    names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
+    names: dict[str, nn.Module] = dict(named_modules(model, remove_duplicate=False))
+    names = {**dict(model.named_modules(remove_duplicate=False)), **names}  # those of a wrapper do, too
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         ends = [each for each in names if each.endswith(f".{name}")][:3]
@@ -382,17 +384,3 @@ def _find(model: nn.Module, name: str) -> nn.Module:
 def _refuse_scripted(name: str, module: nn.Module) -> None:
     if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
         raise TypeError(f"{name or 'the model'} holds what TorchScript has compiled, whose dtypes are fixed")
-
-
-def _has_forward(module: nn.Module) -> bool:
-    """Not so for lists of modules, which are never called."""
-    return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
-
-
-def _module_around(model: nn.Module, name: str) -> str | None:
-    """None for the model itself."""
-    while name:
-        name = name.rpartition(".")[0]
-        if _has_forward(model.get_submodule(name)):
-            return name
-    return None

@@ -16,6 +16,7 @@ from .gradient_cause import SUM, advise_gradient, cause_of_one, only_operation
 from .gradient_graph import GradientGraph, Parent, Tap
 from .investigation import FAILED
 from .modules import ModuleTree
+from .names import submodule
 from .pending import PendingFrame
 from .policy import Rule
 from .stats import TensorStats
@@ -233,7 +234,7 @@ class GradientVerdicts:
         """What there is to add of a module with children."""
         if not any(each != name and each.startswith(f"{name}." if name else "") for each in self._names.values()):
             return ""
-        inside = self._modules.root.get_submodule(name).modules()
+        inside = submodule(self._modules.root, name).modules()
         is_all_watched = all(module in self._modules.numbers for module in inside)
         others = "" if is_all_watched else ", or a module there that is not watched"
         return f", in its own forward between its children{others}"

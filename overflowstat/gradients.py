@@ -24,6 +24,7 @@ from .gradient_verdict import BadGradient, GradientVerdicts, in_place_of_advice
 from .hooks import ForwardHook, is_in_backward
 from .measurement import Place as Found
 from .modules import ModuleTree
+from .names import module_around
 from .pending import PendingFrame
 from .policy import Policy
 from .recorder import Recorder
@@ -79,18 +80,10 @@ class GradientWatch:
 
     def add_module(self, number: int, name: str, module: nn.Module) -> None:
         self._reader.add_module(number, name, module)
-        self._callers[number] = "" if (around := self._module_around(name)) is None and name else around
+        self._callers[number] = "" if (around := module_around(self._modules.root, name)) is None and name else around
 
     def hook(self, number: int, module: nn.Module) -> ForwardHook:
         return ForwardHook(number, module, self._after_forward, _nothing)
-
-    def _module_around(self, name: str) -> str | None:
-        """That which calls the one of this name, as a rule; None for the root."""
-        while name:
-            name = name.rpartition(".")[0]
-            if type(self._modules.root.get_submodule(name)).forward is not nn.Module.forward:
-                return name
-        return None
 
     @not_compiled
     def _after_forward(

@@ -13,6 +13,7 @@ from .findings import Scene
 from .frames import Frame
 from .hooks import is_in_backward
 from .investigation import investigate
+from .names import named_modules
 from .origin import inputs_of
 from .provenance import storage_of
 from .recorder import Recorder, is_capturing
@@ -52,7 +53,7 @@ class Investigator:
         """To be asked on the thread that judges, where it judges."""
         bad = found.bad
         tensor = None if found.tensor is None else found.tensor()
-        names = {module: name for name, module in self._model.named_modules()}
+        names = {module: name for name, module in named_modules(self._model)}
         calls = [call for call in calls_in_progress() if call.module in names]
         is_current = found.is_last and bool(calls) and names[calls[0].module] == bad.module
         root_call = self._root_calls.get(threading.get_ident())

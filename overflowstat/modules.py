@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from torch import nn
 
+from .names import named_modules
+
 __all__ = ["Changes", "ModuleTree"]
 
 
@@ -37,7 +39,7 @@ class ModuleTree:
 
     def update(self) -> Changes:
         """Look for what has come and gone. A module that is in several places has the name of the first."""
-        names = {module: name for name, module in self.root.named_modules()}
+        names = {module: name for name, module in named_modules(self.root)}
         self._all = list(names)
         self._all_children = self._children_of_all()
         now = {module: name for module, name in names.items() if module is self.root or self._watches(name, module)}
