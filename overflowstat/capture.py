@@ -147,7 +147,7 @@ def parts(tensor: Tensor) -> list[tuple[str, Tensor | str]] | None:
     """What holds the numbers of a tensor that has none itself, each with what is added to its label; None for others.
 
     For a wrapper that is a class of its own (DTensor, quantized weights, jagged tensors) what it has here, as it tells
-    by `__tensor_flatten__`: no collective, and no wait for one. For a sparse tensor its values, for a nested one those
+    by `__tensor_flatten__`, without a collective; the result of one is waited for. For a sparse tensor its values, for a nested one those
     of all its parts, or of each where others lie between them. Inside torch.func's transforms the tensor that is
     transformed, with the dimension that vmap hides. A word in place of what is not there. Nothing is copied.
     """
@@ -163,8 +163,9 @@ def parts(tensor: Tensor) -> list[tuple[str, Tensor | str]] | None:
 
 def _parts(tensor: Tensor) -> list[tuple[str, Tensor | str]] | None:
     if is_wrapper(tensor):
-        if type(tensor).__name__ == "AsyncCollectiveTensor":  # which may still be on its way
-            return None
+        if type(tensor).__name__ == "AsyncCollectiveTensor":  # by the module that is next it would be waited for
+            with torch._C._DisableTorchDispatch():
+                return [("", tensor.trigger_wait())]  # type: ignore[attr-defined]
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         inside = [(name, part) for name in names if is_tensor(part := getattr(tensor, name))]
         if len(inside) == 1:

@@ -266,11 +266,12 @@ def wrapped_sparse(bad: bool) -> tuple[Tensor, Tensor]:
     return Wrapper(value), plain
 
 
-def async_wrapper() -> Tensor:
+def async_wrapper(bad: bool) -> tuple[Tensor, Tensor]:
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-    made: Tensor = AsyncCollectiveTensor(torch.ones(2))
-    return made
+    plain = floats(bad, 3)
+    made: Tensor = AsyncCollectiveTensor(plain)
+    return made, plain
 
 
 def wide_wrapper(bad: bool) -> Made:
@@ -390,7 +391,7 @@ KINDS: dict[str, Kind] = {
     "wrapper that refuses to tell its size": word(
         lambda: Untold(torch.ones(3), dispatch_sizes_strides_policy="sizes"), "Untold"
     ),
-    "result of a collective": word(async_wrapper, "AsyncCollectiveTensor"),
+    "result of a collective": of(async_wrapper),
     "vmap": functional(under_vmap),
     "vmap of vmap": functional(under_two_vmaps),
     "grad": functional(under_grad),
