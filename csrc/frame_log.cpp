@@ -29,9 +29,6 @@ bool is_wrapped(const at::Tensor& tensor) {
   return tensor.key_set().has_any(kWrappers);
 }
 
-// Of a class of its own, which may answer in Python, or refuse to, also when it is asked for its device or layout.
-bool is_of_python(const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python); }
-
 // Whether a tensor's numbers may be in others that it holds.
 bool has_parts(const at::Tensor& tensor) {
   using c10::DispatchKey;

@@ -186,6 +186,22 @@ class NestedWalk {
   bool found_ = false;
 };
 
+// Of a class of its own, which may answer in Python, or refuse to, also when it is asked for its device or layout.
+inline bool is_of_python(const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python); }
+
+// What a weight holds here: DeepSpeed's ZeRO-3 leaves a parameter without elements while it is not gathered, and keeps
+// this process's part of it as its attribute `ds_tensor`.
+inline pybind11::object held_here(PyObject* value) {
+  static PyObject* const part = PyUnicode_InternFromString("ds_tensor");
+  const auto weight = pybind11::reinterpret_borrow<pybind11::object>(value);
+  if (!is_tensor(value)) return weight;
+  const at::Tensor& tensor = THPVariable_Unpack(value);
+  if (is_of_python(tensor) || tensor.numel() != 0) return weight;
+  auto found = pybind11::reinterpret_steal<pybind11::object>(PyObject_GetAttr(value, part));
+  if (!found) PyErr_Clear();
+  return found && is_tensor(found.ptr()) ? found : weight;
+}
+
 // The same for the weights of a module, each once and its children's not among them: visit(name, value), where the
 // value is None for one that is not visible. `names` are those of overflowstat.capture.weight_names. Borrowed: what
 // visit() keeps is only there as long as the module has it.
@@ -200,7 +216,7 @@ void walk_weights(pybind11::handle module, const std::vector<pybind11::object>& 
   const auto meet = [&](PyObject* name, PyObject* value) {
     if (value == Py_None || std::find(met.begin(), met.end(), value) != met.end()) return;
     met.push_back(value);
-    visit(name, value);
+    visit(name, held_here(value).ptr());
   };
   const auto attribute = [&](PyObject* name) {
     auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(module.ptr(), name));

@@ -16,8 +16,8 @@ __all__ = ["Agreement", "Position", "make_agreement"]
 
 TIMEOUT = 600.0  # seconds: as long as NCCL waits
 
-Position = tuple[int, bool, int]
-"""Batch, whether in its backward, and frame: in the order of execution."""
+Position = tuple[int, bool, int, int]
+"""Batch, whether in its backward, frame, and line of it: weights are before what was computed with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Agreement:
         told, found = self._told(process), self.take()
         if told is None:
             reason = f"{type(exception).__name__}: {exception}".partition("\n")[0]
-            told = _Told((batch_number, False, 0), process, None, reason)
+            told = _Told((batch_number, False, 0, 0), process, None, reason)
         with contextlib.suppress(RuntimeError, OSError):  # the exception is what matters
             meetings = self._connected()
             if meetings is not None:

@@ -87,7 +87,19 @@ def weights(module: nn.Module, names: Sequence[str], buffers: bool) -> Iterator[
     for name, weight in found:
         if weight is None or id(weight) not in met:
             met.add(id(weight))
-            yield name, weight
+            yield name, weight if weight is None else _held_here(weight)
+
+
+def _held_here(weight: Any) -> Any:
+    """DeepSpeed's ZeRO-3 leaves a parameter without elements while it is not gathered, and keeps this process's part of
+    it as its attribute `ds_tensor`."""
+    if not is_tensor(weight) or is_wrapper(weight):
+        return weight
+    with torch._C.DisableTorchFunction():
+        if weight.numel() != 0:
+            return weight
+    part = weight.__dict__.get("ds_tensor")
+    return part if is_tensor(part) else weight
 
 
 def _replacement(module: nn.Module, name: str) -> list[tuple[str, Any]]:
@@ -147,9 +159,10 @@ def parts(tensor: Tensor) -> list[tuple[str, Tensor | str]] | None:
     """What holds the numbers of a tensor that has none itself, each with what is added to its label; None for others.
 
     For a wrapper that is a class of its own (DTensor, quantized weights, jagged tensors) what it has here, as it tells
-    by `__tensor_flatten__`, without a collective; the result of one is waited for. For a sparse tensor its values, for a nested one those
-    of all its parts, or of each where others lie between them. Inside torch.func's transforms the tensor that is
-    transformed, with the dimension that vmap hides. A word in place of what is not there. Nothing is copied.
+    by `__tensor_flatten__`: no collective is called, but the result of one is waited for. For a sparse tensor its
+    values, for a nested one those of all its parts, or of each where others lie between them. Inside torch.func's
+    transforms the tensor that is transformed, with the dimension that vmap hides. A word in place of what is not there.
+    Nothing is copied.
     """
     try:
         with torch._C.DisableTorchFunction(), torch.no_grad():

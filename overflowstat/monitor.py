@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from . import capture
 from .agreement import make_agreement
 from .attachment import Attachment
+from .calls import is_dry_run
 from .captured import CapturedBatch
 from .detections import Detection, Found
 from .dynamo import not_compiled
@@ -26,6 +27,7 @@ from .gradients import GradientWatch
 from .headroom import Headroom, headroom_of
 from .hooks import is_in_backward, is_watched
 from .investigator import Investigator
+from .merge import MergedFrame, merge_frames
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
 from .near import NearLimit
@@ -230,6 +232,7 @@ class Monitor:
         )
         self._near = NearLimit(check_optional_share("warn_at", warn_at))
         self._subnormals = Subnormals() if check_bool("detail", detail) else None
+        self._group = group
         self._agreement = make_agreement(agree, group)
         if self._agreement is not None and (self._check != "batch" or not self._reporter.raises):
             raise ValueError(f'agree={agree!r}: needs check="batch" and on_detect="raise"')
@@ -246,6 +249,7 @@ class Monitor:
         self._left_to: dict[int, Found] = {}  # of each thread, what another one found of its calls
         self._raised_in_batch: int | None = None
         self._last_bad_batch: int | None = None
+        self._is_dry_run = False
         self._judged_in_batch = 0
 
         if is_watched(model):
@@ -388,6 +392,17 @@ class Monitor:
                 self._detect_gradient(frame, before, tensor, None, is_skipped=False)
             return line.is_bad
 
+    def merge(self, frames: Sequence[Frame] | None = None) -> list[MergedFrame]:
+        """Frames of all ranks of `group`, each of which calls this: a line is what all of them hold together, as the
+        shards of a weight, or a batch that is split, and names the ranks on which it is bad.
+
+        Args:
+            frames: as those of an error, or that a sink was given; by default the `frames` that are kept.
+
+        Cost: see `merge_frames`.
+        """
+        return merge_frames(list(self.frames) if frames is None else frames, self._group)
+
     def drill(self, *args: Any, **kwargs: Any) -> Verdict | None:
         """Run the model on a batch, judge every module as it is called, and say what makes numbers bad; None if all
         are finite.
@@ -482,6 +497,10 @@ class Monitor:
     def _before_root(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if is_in_backward():
             return
+        if is_dry_run():
+            self._is_dry_run = True
+            self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)
+            return
         with self._lock:
             self._unseen.something_ends_batches()
             self._in_root.forget_told()
@@ -503,6 +522,10 @@ class Monitor:
             self._in_root.begin()
 
     def _after_root(self, root: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:
+        if self._is_dry_run:
+            self._is_dry_run = False
+            self._configure_batch()
+            return
         with self._lock:
             # Called because the forward raised, then in the handling of that exception; or else as any other hook.
             # There is no call to end where this monitor was attached during it, or where _before_root raised.
@@ -650,7 +673,8 @@ class Monitor:
             return
         if self._agreement is None:
             raise error
-        self._agreement.keep((report.batch_number, report.bad.is_backward, self._judged_in_batch), error)
+        line = report.bad.lines.index(report.bad.bad_lines[0])
+        self._agreement.keep((report.batch_number, report.bad.is_backward, self._judged_in_batch, line), error)
 
     @property
     def _raises_at_once(self) -> bool:
@@ -679,6 +703,8 @@ class Monitor:
     def _gradient_batch(self, has_run: bool) -> int | None:
         """For gradients.py, as those that follow: see there."""
         number = self.batch_number - (has_run and not self._log.is_begun)
+        if self._is_dry_run:
+            return None
         return number if number in self.trace_batch_nums or number % self._every_n == 0 else None
 
     def _waits_for_gradients(self, batch_number: int, at_end: bool) -> bool:

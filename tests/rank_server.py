@@ -1,8 +1,8 @@
 """Runs a scenario in several processes of a group, each forked from this one, which has imported torch.
 
-Reads one JSON object a line: {"scenario", "arguments", "size", "seconds", "folder", "environment"}, and writes the list
-of exit statuses as subprocess has them. In the folder each rank leaves `RANK.json`, what the scenario gave, and
-`RANK.errors`. All of them share the stdout `output`, a file, or a pipe that is there.
+Reads one JSON object a line, as ranks.py writes it, and writes the list of exit statuses as subprocess has them. In
+the folder each rank leaves `RANK.json`, what the scenario gave, and `RANK.errors`. All of them share the stdout
+`output`, a file, or a pipe that is there.
 """
 
 import gc
@@ -16,10 +16,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import rank_scenarios
+import rank_scenarios  # noqa: F401, as the next one: what takes a while is imported once
 import torch
 import torch._dynamo  # which optimizers and DistributedDataParallel import where they are first used
 import torch.distributed as dist
+import wrapper_scenarios  # noqa: F401
 
 
 def free_port() -> int:
@@ -46,8 +47,8 @@ def be(rank: int, wanted: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if wanted["group"]:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    result = getattr(rank_scenarios, wanted["scenario"])(*wanted["arguments"])
+        dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    result = getattr(sys.modules[wanted["module"]], wanted["scenario"])(*wanted["arguments"])
     (folder / f"{rank}.json").write_text(json.dumps(result))
     if dist.is_initialized():
         # Whoever keeps the store is the last to go.

@@ -55,7 +55,8 @@ class RankServer:
         folder = self.next_folder
         folder.mkdir(exist_ok=True)
         self._runs += 1
-        wanted = {"scenario": scenario.__name__, "arguments": arguments, "folder": str(folder), **how}
+        place = {"module": scenario.__module__, "scenario": scenario.__name__}
+        wanted = {**place, "arguments": arguments, "folder": str(folder), **how}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(wanted) + "\n")
         self._process.stdin.flush()

@@ -40,11 +40,11 @@ def test_all_ranks_raise_at_the_batch_in_which_one_of_them_is_bad(ranks: RankSer
         assert (each["error"], each["batch"], each["number"]) == ("NonFiniteError", 3, 3)
         assert (each["rank"], each["world_size"], each["device"]) == (1, size, "cpu")
         assert first_line(each) == first_line(ended[1])
-        assert each["verdict"] == ["module.third", "weight"]
+        assert each["verdict"] == ["third", "weight"]
         assert each["ours"][0] == 4
-    expected = f"overflowstat: rank 1 of {size} ({HOST}, cpu): nan in batch 3, first in module.third (Linear), weight"
+    expected = f"overflowstat: rank 1 of {size} ({HOST}, cpu): nan in batch 3, first in third (Linear), weight"
     assert first_line(ended[1]).startswith(expected)
-    assert [each["frames"][-1:] for each in ended] == [["module.third"] if r == 1 else [] for r in range(size)]
+    assert [each["frames"][-1:] for each in ended] == [["third"] if r == 1 else [] for r in range(size)]
     assert [each["ours"][1] for each in ended] == [r == 1 for r in range(size)]
 
 
@@ -79,7 +79,7 @@ def test_what_a_backward_made_bad_is_raised_by_all_before_the_next_forward(ranks
     assert [(each["error"], each["batch"], each["number"]) for each in ended] == [("NonFiniteError", 2, 3)] * 2
     # The weights' gradients of the other rank are bad, too, by the reduction, but later in the order of execution.
     assert [each["rank"] for each in ended] == [1, 1]
-    assert [each["verdict"] for each in ended] == [["module.second", "grad output"]] * 2
+    assert [each["verdict"] for each in ended] == [["second", "grad output"]] * 2
 
 
 def test_what_the_last_backward_made_bad_is_raised_where_the_monitor_is_asked(ranks: RankServer) -> None:

@@ -1,0 +1,142 @@
+"""Models in the wrappers that split them among ranks: their lines are those of the plain model, by its names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import wrapper_scenarios as scenarios
+from ranks import RankServer
+
+from overflowstat.recorder import RecorderName
+
+CLOSE = 1e-5
+SPLIT = ("tensor parallel",)
+"""In which a rank has another part of what a layer gives."""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    server = RankServer(tmp_path_factory.mktemp("ranks"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def plain(ranks: RankServer) -> dict[str, Any]:
+    """The model as it is, on one rank."""
+    result: dict[str, Any] = ranks.run(scenarios.one_batch, "plain", "torch", size=1)[0]
+    return result
+
+
+def inside(frames: list[Any]) -> list[Any]:
+    """Those of the user's own modules."""
+    return [frame for frame in frames if frame[1] not in scenarios.AROUND]
+
+
+def names(frames: list[Any]) -> list[str]:
+    return [frame[0] for frame in inside(frames)]
+
+
+def by_line(frames: list[Any]) -> dict[tuple[str, str], Any]:
+    return {(module, label): content for module, _, lines in inside(frames) for label, content in lines}
+
+
+def is_computed(label: str) -> bool:
+    return label.startswith(("input", "output"))
+
+
+@pytest.mark.parametrize("wrapper", [name for name in scenarios.WRAPPERS if name != "plain"])
+def test_frames_are_those_of_the_plain_model_by_its_names(
+    ranks: RankServer, plain: dict[str, Any], wrapper: str, recorder_name: RecorderName
+) -> None:
+    tolerance = 2e-2 if "bfloat16" in wrapper else CLOSE
+    expected = by_line(plain["frames"])
+    for each in ranks.run(scenarios.one_batch, wrapper, recorder_name):
+        assert names(each["frames"]) == names(plain["frames"])
+        found = by_line(each["frames"])
+        assert [key for key in expected if key not in found] == []
+        assert [key for key in found if key not in expected and key[1] != "_flat_param"] == []
+        for (module, label), content in expected.items():
+            if wrapper in SPLIT and (not is_computed(label) or module.endswith((".up", ".act")) or "down" in module):
+                continue
+            if wrapper == "ZeRO-3" and not is_computed(label):
+                continue
+            assert found[module, label][:2] == pytest.approx(content[:2], rel=tolerance, abs=tolerance), (module, label)
+            assert found[module, label][2] == content[2]
+
+
+@pytest.mark.parametrize("wrapper", ["tensor parallel", "ZeRO-3", "FSDP2"])
+def test_weights_that_are_split_are_read_as_far_as_they_are_here(
+    ranks: RankServer, wrapper: str, recorder_name: RecorderName
+) -> None:
+    for each in ranks.run(scenarios.one_batch, wrapper, recorder_name):
+        assert each["checked"] == {name: pytest.approx(numbers) for name, numbers in each["here"].items()}
+        assert each["unreadable"] == {}
+
+
+@pytest.mark.parametrize("wrapper", ["tensor parallel", "ZeRO-3"])
+def test_merged_shards_are_the_whole(
+    ranks: RankServer, plain: dict[str, Any], wrapper: str, recorder_name: RecorderName
+) -> None:
+    ended = ranks.run(scenarios.one_batch, wrapper, recorder_name)
+    assert ended[0]["merged"] == ended[1]["merged"]
+    found, expected = by_line(ended[0]["merged"]), by_line(plain["merged"])
+    assert list(found) == list(expected)
+    for (module, label), content in expected.items():
+        if wrapper == "ZeRO-3" and not is_computed(label) and content[2] % 2:
+            continue  # what was added to make the parts as large as each other is 0
+        assert found[module, label][:2] == pytest.approx(content[:2], rel=CLOSE, abs=CLOSE), (module, label)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "found_by"),
+    [
+        ("DDP", 1),
+        ("FSDP1", 0),
+        ("FSDP2", 0),
+        ("FSDP2 that keeps weights", 0),
+        ("tensor parallel", 1),
+        ("ZeRO-3", 1),
+    ],
+)
+def test_a_bad_weight_is_named_as_the_user_does(
+    ranks: RankServer, wrapper: str, found_by: int, recorder_name: RecorderName
+) -> None:
+    """By the rank that has the piece, or where all gather it by the first."""
+    ended = ranks.run(scenarios.bad_weight, wrapper, recorder_name)
+    assert ended == [[["blocks.1.down", "weight", "bad-weight"], found_by]] * 2
+
+
+@pytest.mark.parametrize("wrapper", ["DDP", "FSDP1", "FSDP2"])
+def test_a_bad_batch_of_one_rank_is_named_on_all(ranks: RankServer, wrapper: str, recorder_name: RecorderName) -> None:
+    assert ranks.run(scenarios.bad_batch, wrapper, recorder_name) == [[["blocks.0.up", "input[0]", "bad-input"], 1]] * 2
+
+
+def test_stages_of_a_pipeline_are_watched_each_on_its_rank(ranks: RankServer, recorder_name: RecorderName) -> None:
+    """Two parts of a batch are two forwards of a stage."""
+    first, last = ranks.run(scenarios.stages, recorder_name, False)
+    assert names(first["frames"]) == ["block.up", "block.act", "block.down", "block", ""] * 2
+    assert names(last["frames"]) == ["block.up", "block.act", "block.down", "block", "end", ""] * 2
+    assert [each["batches"] for each in (first, last)] == [2, 2]
+    given = by_line(first["frames"])["", "output"]
+    assert by_line(last["frames"])["", "input[0]"] == given
+    assert first["merged"] == last["merged"] and "end" in first["merged"]
+
+
+def test_a_stage_of_a_pipeline_that_goes_bad_raises_on_its_rank(ranks: RankServer, recorder_name: RecorderName) -> None:
+    _, last = ranks.run(scenarios.stages, recorder_name, True, missing=0)
+    assert last["found"].startswith("overflowstat: rank 1 of 2 (")
+    assert "nan in batch 0, first in block.up (Linear), weight: " in last["found"]
+
+
+def test_merged_batches_name_the_ranks_that_are_bad(ranks: RankServer, recorder_name: RecorderName) -> None:
+    """Rank r holds 2**r, -2**(r + 4) and 0; later the first one is a NaN on rank 2."""
+    ended = ranks.run(scenarios.merge_batches, recorder_name, size=3)
+    assert ended[0] == ended[1] == ended[2]
+    ranks_of = [0, 1, 2]
+    assert ended[0] == [
+        [0, module, "output", ranks_of, [2], "     nan      nan output  <- rank 2", 0.0, 64.0, 9, 1, 3, 1.0]
+        for module in ("0", "")
+    ]

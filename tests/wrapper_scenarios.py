@@ -1,0 +1,284 @@
+"""A small model in each wrapper that splits it among ranks, watched in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from overflowstat import Monitor, NonFiniteError, check_weights
+from overflowstat.frames import Frame
+from overflowstat.report import Report
+from overflowstat.stats import TensorStats
+
+NAN = float("nan")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.down(self.act(self.up(x)))
+        return y
+
+
+class Net(nn.Module):
+    """With a child that is called `module` by its author."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.module = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.module(x)
+        return y
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def in_fsdp1(use_orig_params: bool) -> Callable[[nn.Module], nn.Module]:
+    def wrap(model: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            use_orig_params=use_orig_params,
+            device_id=torch.device("cpu"),
+        )
+
+    return wrap
+
+
+def in_fsdp2(reshard: bool) -> Callable[[nn.Module], nn.Module]:
+    def wrap(model: nn.Module) -> nn.Module:
+        for block in model.blocks:  # type: ignore[union-attr]
+            fully_shard(block, reshard_after_forward=reshard)
+        fully_shard(model, reshard_after_forward=reshard)
+        return model
+
+    return wrap
+
+
+def in_fsdp2_of_bfloat16(model: nn.Module) -> nn.Module:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for block in model.blocks:  # type: ignore[union-attr]
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    return model
+
+
+def in_tensor_parallel(model: nn.Module) -> nn.Module:
+    plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+    return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+
+
+def in_zero3(model: nn.Module) -> nn.Module:
+    """As DeepSpeed's stage 3 leaves parameters: without elements, with this rank's part in `ds_tensor`, and gathered by
+    hooks around the forward of the module that has them."""
+
+    def gather(module: nn.Module, *_: object) -> None:
+        for weight in module.parameters(recurse=False):
+            whole = [torch.empty_like(weight.ds_tensor) for _ in range(dist.get_world_size())]  # type: ignore[attr-defined]
+            dist.all_gather(whole, weight.ds_tensor)  # type: ignore[attr-defined]
+            shape = weight.ds_shape  # type: ignore[attr-defined]
+            weight.data = torch.cat(whole)[: shape.numel()].view(shape)
+
+    def release(module: nn.Module, *_: object) -> None:
+        for weight in module.parameters(recurse=False):
+            weight.data = torch.empty(0)
+
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            size = -(-weight.numel() // dist.get_world_size())
+            padded = torch.cat([weight.detach().flatten(), torch.zeros(size * dist.get_world_size() - weight.numel())])
+            weight.ds_shape = weight.shape  # type: ignore[attr-defined]
+            weight.ds_tensor = padded[rank() * size : (rank() + 1) * size].clone()  # type: ignore[attr-defined]
+        module.register_forward_pre_hook(gather)
+        module.register_forward_hook(release)
+        release(module)
+    return model
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": lambda model: model,
+    "DDP": DistributedDataParallel,
+    "FSDP1": in_fsdp1(True),
+    "FSDP1 of flat parameters": in_fsdp1(False),
+    "FSDP2": in_fsdp2(True),
+    "FSDP2 that keeps weights": in_fsdp2(False),
+    "FSDP2 of bfloat16": in_fsdp2_of_bfloat16,
+    "tensor parallel": in_tensor_parallel,
+    "ZeRO-3": in_zero3,
+}
+AROUND = ("DistributedDataParallel", "FullyShardedDataParallel")
+
+
+class Keeps:
+    every_frame = True
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def frame(self, frame: Frame, traced: bool) -> None:
+        self.frames.append(frame)
+
+    def report(self, report: Report) -> None:
+        pass
+
+
+def numbers(content: TensorStats | str) -> Any:
+    return content if isinstance(content, str) else [content.abs_min, content.abs_max, content.numel]
+
+
+def lines_of(frames: list[Frame]) -> list[Any]:
+    return [
+        [frame.module, frame.class_name, [[line.label, numbers(line.content)] for line in frame.lines]]
+        for frame in frames
+    ]
+
+
+def one_batch(wrapper: str, recorder: str) -> dict[str, Any]:
+    """Lines of a forward and its backward, of the same inputs on all ranks; and after it the weights that are here."""
+    torch.manual_seed(0)
+    model = WRAPPERS[wrapper](Net())
+    sink = Keeps()
+    with Monitor(model, recorder=recorder, sinks=[sink], agree=20) as monitor:  # type: ignore[arg-type]
+        for _ in range(2):
+            sink.frames.clear()
+            loss = model(torch.linspace(-1, 1, 16).view(2, 8)).float().sum()
+            if wrapper != "ZeRO-3":  # of which the backward is not made here
+                loss.backward()
+        merged = [
+            [frame.module, frame.class_name, [[line.label, numbers(line.content)] for line in frame.lines]]
+            for frame in monitor.merge()
+        ]
+    here = {
+        name: [float(local.abs().min()), float(local.abs().max())]
+        for name, weight in model.named_parameters()
+        if (local := held_here(weight)).numel()
+    }
+    return {
+        "frames": lines_of(sink.frames),
+        "merged": merged,
+        "here": here,
+        "checked": {name: numbers(stats)[:2] for name, stats in check_weights(model).stats.items()},
+        "unreadable": dict(check_weights(model).unreadable),
+    }
+
+
+def held_here(weight: Tensor) -> Tensor:
+    with torch.no_grad():
+        return weight.to_local() if isinstance(weight, DTensor) else getattr(weight, "ds_tensor", weight)
+
+
+def bad_weight(wrapper: str, recorder: str) -> list[Any]:
+    """In the piece of the last rank alone."""
+    torch.manual_seed(0)
+    model = WRAPPERS[wrapper](Net())
+    if rank() == dist.get_world_size() - 1:
+        weights = dict(model.named_parameters())
+        weight = next(
+            weights[name]
+            for name in weights
+            if name.replace("_fsdp_wrapped_module.", "").endswith("blocks.1.down.weight")
+        )
+        with torch.no_grad():
+            held_here(weight).view(-1)[0] = NAN
+    try:
+        with Monitor(model, recorder=recorder, sinks=[], agree=20):  # type: ignore[arg-type]
+            model(torch.ones(2, 8))
+    except NonFiniteError as error:
+        verdict, process = error.verdict, error.process
+        return [verdict and [verdict.module, verdict.label, verdict.kind], process and process.rank]
+    return []
+
+
+def bad_batch(wrapper: str, recorder: str) -> list[Any]:
+    """Of the last rank alone."""
+    torch.manual_seed(0)
+    model = WRAPPERS[wrapper](Net())
+    x = torch.full((2, 8), NAN if rank() == dist.get_world_size() - 1 else 1.0)
+    try:
+        with Monitor(model, recorder=recorder, sinks=[], agree=20):  # type: ignore[arg-type]
+            model(x)
+    except NonFiniteError as error:
+        verdict, process = error.verdict, error.process
+        return [verdict and [verdict.module, verdict.label, verdict.kind], process and process.rank]
+    return []
+
+
+def stages(recorder: str, bad: bool) -> dict[str, Any]:
+    """Of a pipeline: the first rank has the first block, the second one all else."""
+    torch.manual_seed(0)
+    whole = Net()
+    stage = nn.Sequential()
+    parts = [{"block": whole.blocks[0]}, {"block": whole.blocks[1], "end": whole.module}]
+    for name, module in parts[rank()].items():
+        stage.add_module(name, module)
+    x = torch.linspace(-1, 1, 32).view(4, 8)
+    sink = Keeps()
+    monitor = Monitor(stage, recorder=recorder, sinks=[sink])  # type: ignore[arg-type]
+    if bad and rank() == 1:
+        nn.init.constant_(whole.blocks[1].up.weight, NAN)  # type: ignore[arg-type,union-attr]
+    pipeline = PipelineStage(stage, rank(), 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(pipeline, 2, loss_fn=lambda y, target: y.sum())
+    found = ""
+    try:
+        if rank() == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=torch.zeros(4, 4))
+    except RuntimeError as error:  # by which the stage tells of what its module raised; or of a rank that is gone
+        found = str(error.__cause__).partition("\n")[0]
+    batches = monitor.batch_number
+    merged = [] if bad else [frame.module for frame in monitor.merge()]
+    monitor._attachment.detach()
+    return {"frames": lines_of(sink.frames), "found": found, "batches": batches, "merged": merged}
+
+
+def merge_batches(recorder: str) -> list[Any]:
+    """Each rank has another batch, of numbers that tell whose they are; a NaN is in that of the last one."""
+    model = nn.Sequential(nn.Identity())
+    sink = Keeps()
+    monitor = Monitor(model, recorder=recorder, sinks=[sink], trace_batch_nums=[0], detail=True)  # type: ignore[arg-type]
+    x = torch.tensor([2.0 ** rank(), -(2.0 ** (rank() + 4)), 0.0])
+    if rank() == 2:
+        x[0] = NAN
+    model(x)
+    merged = monitor.merge(sink.frames)
+    monitor.remove()
+    return [
+        [frame.batch_number, frame.module, line.label, list(line.ranks), list(line.bad_ranks), str(line)]
+        + (
+            []
+            if isinstance(line.content, str)
+            else [
+                line.content.abs_min,
+                line.content.abs_max,
+                line.content.numel,
+                line.content.nan_count,
+                line.content.zero_count,
+                line.content.abs_min_nonzero,
+            ]
+        )
+        for frame in merged
+        for line in frame.lines
+        if line.label == "output"
+    ]
