@@ -65,7 +65,7 @@ def run_in_float32(model: nn.Module, name: str, *, recorder: RecorderName | Reco
         TypeError: an argument is of another type, or the module is one of TorchScript.
         ValueError: the model has no module of that name; the text says which are near.
     """
-    module = _find(check_module("model", model), name)
+    name, module = _find(check_module("model", model), name)
     _refuse_scripted(name, module)
     return InFloat32(module, _Region(name, module_around(model, name), make_recorder(recorder)))
 
@@ -368,17 +368,20 @@ def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-def _find(model: nn.Module, name: str) -> nn.Module:
+def _find(model: nn.Module, name: str) -> tuple[str, nn.Module]:
+    """Its name without wrappers, and it."""
     if not isinstance(name, str):
         raise TypeError(f"name={name!r}: must be the qualified name of a module, not {type(name).__name__}")
     names: dict[str, nn.Module] = dict(named_modules(model, remove_duplicate=False))
-    names = {**dict(model.named_modules(remove_duplicate=False)), **names}  # those of a wrapper do, too
+    with_wrappers = dict(model.named_modules(remove_duplicate=False))
+    if name not in names and name in with_wrappers:
+        return next((each, module) for each, module in named_modules(model) if module is with_wrappers[name])
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         ends = [each for each in names if each.endswith(f".{name}")][:3]
         hint = ", ".join(map(repr, dict.fromkeys([*ends, *near])))
         raise ValueError(f"name={name!r}: the model has no such module" + (f"; near: {hint}" if hint else ""))
-    return names[name]
+    return name, names[name]
 
 
 def _refuse_scripted(name: str, module: nn.Module) -> None:

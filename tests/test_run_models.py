@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -613,7 +614,9 @@ def test_it_works_under_a_launcher(tmp_path: Path) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "overflowstat", "run"]
     ended = python(tmp_path, *launch, "--trace-file", "t.jsonl", "train.py")
     assert ended.status == 1
-    assert "model 1 (DistributedDataParallel of Sequential): inf in batch 1, first in module.1 (Log)" in ended.errors
+    rank = f"rank 1 of 2 ({socket.gethostname()}, cpu)"
+    model = "model 1 (DistributedDataParallel of Sequential)"
+    assert f"{model}: {rank}: inf in batch 1, first in 1 (Log)" in ended.errors
     traces = [load_trace(tmp_path / f"t.rank{rank}.jsonl") for rank in (0, 1)]
     assert [trace.header.rank for trace in traces] == [0, 1]
-    assert {frame.module for trace in traces for frame in trace.frames} == {"", "module", "module.0", "module.1"}
+    assert {frame.module for trace in traces for frame in trace.frames} == {"", "0", "1"}
