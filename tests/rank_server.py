@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from datetime import timedelta
@@ -21,12 +20,7 @@ import torch
 import torch._dynamo  # which optimizers and DistributedDataParallel import where they are first used
 import torch.distributed as dist
 import wrapper_scenarios  # noqa: F401
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
+from ranks import free_port
 
 
 def be(rank: int, wanted: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -12,9 +13,15 @@ from typing import Any
 
 from running import ENVIRONMENT, HERE
 
-__all__ = ["LONG", "RankServer"]
+__all__ = ["LONG", "RankServer", "free_port"]
 
 LONG = 60.0  # seconds, after which a rank hangs
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
 
 
 class RankServer:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import free_port
 
 from overflowstat import communication
 from overflowstat.communication import Launch
@@ -41,12 +42,6 @@ def befall(*_):
 
 communication.{function} = befall
 """
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
 
 
 class Ranks:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import free_port
 from running import ENVIRONMENT, Ended, write
 
 TEXT = (Path(__file__).parent.parent / "docs" / "multi-gpu.md").read_text()
@@ -22,12 +23,6 @@ HOST = socket.gethostname()
 
 # What stands in the place of a machine that is not here.
 HERE = {"--nproc-per-node 8": "--nproc-per-node 1", "10.0.0.1": "localhost"}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
 
 
 def here(command: str, port: int) -> str:

@@ -192,29 +192,25 @@ def bad_weight(wrapper: str, recorder: str) -> list[Any]:
     """In the piece of the last rank alone."""
     torch.manual_seed(0)
     model = WRAPPERS[wrapper](Net())
-    if rank() == dist.get_world_size() - 1:
-        weights = dict(model.named_parameters())
-        weight = next(
-            weights[name]
-            for name in weights
-            if name.replace("_fsdp_wrapped_module.", "").endswith("blocks.1.down.weight")
-        )
+    if is_last():
+        weights = {name.replace("_fsdp_wrapped_module.", ""): weight for name, weight in model.named_parameters()}
         with torch.no_grad():
-            held_here(weight).view(-1)[0] = NAN
-    try:
-        with Monitor(model, recorder=recorder, sinks=[], agree=20):  # type: ignore[arg-type]
-            model(torch.ones(2, 8))
-    except NonFiniteError as error:
-        verdict, process = error.verdict, error.process
-        return [verdict and [verdict.module, verdict.label, verdict.kind], process and process.rank]
-    return []
+            held_here(next(w for name, w in weights.items() if name.endswith("blocks.1.down.weight"))).view(-1)[0] = NAN
+    return found(model, torch.ones(2, 8), recorder)
 
 
 def bad_batch(wrapper: str, recorder: str) -> list[Any]:
     """Of the last rank alone."""
     torch.manual_seed(0)
-    model = WRAPPERS[wrapper](Net())
-    x = torch.full((2, 8), NAN if rank() == dist.get_world_size() - 1 else 1.0)
+    return found(WRAPPERS[wrapper](Net()), torch.full((2, 8), NAN if is_last() else 1.0), recorder)
+
+
+def is_last() -> bool:
+    return rank() == dist.get_world_size() - 1
+
+
+def found(model: nn.Module, x: Tensor, recorder: str) -> list[Any]:
+    """Where, why, and on which rank, as each of them is told."""
     try:
         with Monitor(model, recorder=recorder, sinks=[], agree=20):  # type: ignore[arg-type]
             model(x)
