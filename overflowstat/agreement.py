@@ -25,7 +25,7 @@ class _Told:
     position: Position
     process: Process
     error: NonFiniteError | None
-    """Without its frames. None where the rank has left the batch by another exception."""
+    """Without its frames. None where the rank has left the batch by something else."""
     left_by: str = ""
 
     @property
@@ -94,13 +94,12 @@ class Agreement:
             f"{first.error}{also}", first.error.batch_number, frames, first.error.verdict, first.process
         )
 
-    def leave(self, process: Process, batch_number: int, exception: BaseException) -> NonFiniteError | None:
-        """Tell the others that this rank is not to be waited for, since its forward raised; and what it had found."""
+    def leave(self, process: Process, batch_number: int, by: str) -> NonFiniteError | None:
+        """Tell the others that this rank is not to be waited for, and why, or what it had found; and give that."""
         told, found = self._told(process), self.take()
         if told is None:
-            reason = f"{type(exception).__name__}: {exception}".partition("\n")[0]
-            told = _Told((batch_number, False, 0, 0), process, None, reason)
-        with contextlib.suppress(RuntimeError, OSError):  # the exception is what matters
+            told = _Told((batch_number, False, 0, 0), process, None, by)
+        with contextlib.suppress(RuntimeError, OSError):  # what it leaves by is what matters
             meetings = self._connected()
             if meetings is not None:
                 meetings.come(pickle.dumps(told))

@@ -438,6 +438,8 @@ class Monitor:
         finally:
             with self._lock:
                 self._reporter.close()
+        if is_attached and self._agreement is not None:
+            self._agreement.leave(Process.of(self.model), self.batch_number, "monitor.remove()")
         if is_attached:
             self._unseen.tell_of_modules(self.total_calls)
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
@@ -743,7 +745,8 @@ class Monitor:
         except BatchLimitReached:
             pass
         if self._agreement is not None:
-            kept = self._agreement.leave(Process.of(self.model), self.batch_number, exception)
+            reason = f"{type(exception).__name__}: {exception}".partition("\n")[0]
+            kept = self._agreement.leave(Process.of(self.model), self.batch_number, reason)
             if kept is not None:
                 _note(exception, kept)
         self._reporter.flush()

@@ -140,15 +140,18 @@ def test_a_rank_that_falls_silent_is_named_within_the_time_that_is_given(ranks: 
     )
 
 
-def test_a_rank_that_runs_fewer_batches_is_named(ranks: RankServer) -> None:
-    ended = ranks.run(scenarios.train, {}, [4, 3, 4], False, {"agree": 3}, size=3)
+def test_a_rank_that_runs_fewer_batches_is_named_at_once(ranks: RankServer) -> None:
+    ended = ranks.run(scenarios.train, {}, [4, 3, 4], False, size=3)
     assert [each["error"] for each in ended] == ["AgreementError", "NoneType", "AgreementError"]
-    assert f"rank 1 [{HOST}] did not come within 3 s" in ended[0]["text"]
+    assert ended[0]["text"] == f"rank 1 of 3 ({HOST}, cpu) has left batch 3 by monitor.remove()"
 
 
 def test_a_rank_that_found_something_raises_it_though_the_others_do_not_come(ranks: RankServer) -> None:
-    ended = ranks.run(scenarios.train, {"0": (3, "second")}, [6, 3], False, {"agree": 3})
+    ended = ranks.run(scenarios.train, {"0": (3, "second")}, [6, 3], False)
     assert [each["error"] for each in ended] == ["NonFiniteError", "NoneType"]
+    bad = {"0": (3, "second"), "1": (3, "is stopped")}
+    ended = ranks.run(scenarios.train, bad, 6, False, {"agree": 3}, missing=1, seconds=10)
+    assert ended[0]["error"] == "NonFiniteError"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_wrapper_has_the_name_of_what_it_wraps(wrap: Callable[[Net], nn.Module
 
 
 @pytest.mark.usefixtures("mesh")
-@pytest.mark.filterwarnings("ignore:torch.compile has made")  # in another test
+@pytest.mark.filterwarnings("ignore::overflowstat.errors.MonitorWarning")  # of what other tests have compiled
 @wrappers
 def test_frames_weights_and_the_drop_in_have_these_names(
     wrap: Callable[[Net], nn.Module], recorder_name: RecorderName, sink: Keeps
