@@ -4,6 +4,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from itertools import islice
 from types import FrameType
 from typing import NamedTuple
@@ -11,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-__all__ = ["Call", "Source", "calls_in_progress", "is_dry_run", "user_source"]
+__all__ = ["Call", "Source", "StageCall", "calls_in_progress", "stage_call", "user_source"]
 
 # What is not the user's own. A trailing separator, since there are packages whose names begin with these.
 _NOT_THE_USERS = (*(os.path.join(os.path.dirname(file), "") for file in (torch.__file__, __file__)), "<frozen ")
-_DRY_RUNS = ("_forward_metadata_inference", "_shape_inference")  # of PipelineStage
+_LEARN_SHAPES = ("_forward_metadata_inference", "_shape_inference")  # of PipelineStage
 _DEMO = os.path.join(os.path.dirname(__file__), "demo.py")  # which shows what users would see of theirs
 
 
@@ -53,15 +54,24 @@ def calls_in_progress() -> Iterator[Call]:
             inside = frame
 
 
-def is_dry_run() -> bool:
-    """Whether the innermost call is a forward by which a stage of a pipeline learns shapes, of memory not written to.
+class StageCall(Enum):
+    """Who calls a model that is a stage of a pipeline of torch.distributed."""
 
-    Costs a microsecond.
-    """
+    NONE = 0
+    """It is none."""
+    STAGE = 1
+    SHAPES = 2
+    """To learn shapes, on memory that nobody has written to."""
+
+
+def stage_call() -> StageCall:
+    """Of the innermost call, on the stack. Costs a microsecond."""
     if "torch.distributed.pipelining.stage" not in sys.modules:
-        return False
-    names = (frame.f_code.co_name for frame in islice(_stack(), 12) if "pipelining" in frame.f_code.co_filename)
-    return any(name in _DRY_RUNS for name in names)
+        return StageCall.NONE
+    names = [frame.f_code.co_name for frame in islice(_stack(), 12) if "pipelining" in frame.f_code.co_filename]
+    if not names:
+        return StageCall.NONE
+    return StageCall.SHAPES if any(name in _LEARN_SHAPES for name in names) else StageCall.STAGE
 
 
 def user_source() -> Source | None:

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from . import capture
 from .agreement import make_agreement
 from .attachment import Attachment
-from .calls import is_dry_run
+from .calls import StageCall, stage_call
 from .captured import CapturedBatch
 from .detections import Detection, Found
 from .dynamo import not_compiled
-from .errors import BatchLimitReached, NonFiniteError, warn_user
+from .errors import AgreementError, BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
 from .frames import Frame, Line
 from .gradients import GradientWatch
@@ -499,7 +499,13 @@ class Monitor:
     def _before_root(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if is_in_backward():
             return
-        if is_dry_run():
+        called_as = stage_call()
+        if called_as is StageCall.STAGE and self._agreement is not None and self._forward_ends_batch:
+            raise AgreementError(
+                "stages of a pipeline cannot agree after each forward, whose end the next stage waits for: "
+                'Monitor(..., agree=True, batch_ends="step"), and monitor.step() after schedule.step(...)'
+            )
+        if called_as is StageCall.SHAPES:
             self._is_dry_run = True
             self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)
             return

@@ -115,20 +115,33 @@ def test_a_bad_batch_of_one_rank_is_named_on_all(ranks: RankServer, wrapper: str
 
 
 def test_stages_of_a_pipeline_are_watched_each_on_its_rank(ranks: RankServer, recorder_name: RecorderName) -> None:
-    """Two parts of a batch are two forwards of a stage."""
+    """A part of a batch is a forward of a stage."""
     first, last = ranks.run(scenarios.stages, recorder_name, False)
-    assert names(first["frames"]) == ["block.up", "block.act", "block.down", "block", ""] * 2
-    assert names(last["frames"]) == ["block.up", "block.act", "block.down", "block", "end", ""] * 2
-    assert [each["batches"] for each in (first, last)] == [2, 2]
+    assert names(first["frames"]) == ["block.up", "block.act", "block.down", "block", ""] * 4
+    assert names(last["frames"]) == ["block.up", "block.act", "block.down", "block", "end", ""] * 4
+    assert [each["batches"] for each in (first, last)] == [4, 4]
     given = by_line(first["frames"])["", "output"]
     assert by_line(last["frames"])["", "input[0]"] == given
     assert first["merged"] == last["merged"] and "end" in first["merged"]
 
 
 def test_a_stage_of_a_pipeline_that_goes_bad_raises_on_its_rank(ranks: RankServer, recorder_name: RecorderName) -> None:
-    _, last = ranks.run(scenarios.stages, recorder_name, True, missing=0)
+    _, last = ranks.run(scenarios.stages, recorder_name, True)
     assert last["found"].startswith("overflowstat: rank 1 of 2 (")
-    assert "nan in batch 0, first in block.up (Linear), weight: " in last["found"]
+    assert "nan in batch 2, first in block.up (Linear), weight: " in last["found"]
+
+
+def test_stages_that_are_stepped_all_raise_after_the_batch(ranks: RankServer, recorder_name: RecorderName) -> None:
+    first, last = ranks.run(scenarios.stages, recorder_name, True, {"agree": 20, "batch_ends": "step"})
+    assert first["found"] == last["found"]
+    assert "rank 1 of 2 (" in last["found"]
+    assert "nan in batch 1, first in block.up (Linear), weight: " in last["found"]
+    assert [each["batches"] for each in (first, last)] == [2, 2]
+
+
+def test_stages_that_would_wait_for_each_other_are_told(ranks: RankServer) -> None:
+    first, _ = ranks.run(scenarios.stages, "native", True, {"agree": 20}, missing=1)
+    assert first["found"].startswith("stages of a pipeline cannot agree after each forward")
 
 
 def test_merged_batches_name_the_ranks_that_are_bad(ranks: RankServer, recorder_name: RecorderName) -> None:

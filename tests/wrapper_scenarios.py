@@ -220,33 +220,40 @@ def found(model: nn.Module, x: Tensor, recorder: str) -> list[Any]:
     return []
 
 
-def stages(recorder: str, bad: bool) -> dict[str, Any]:
-    """Of a pipeline: the first rank has the first block, the second one all else."""
+def stages(recorder: str, bad: bool, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Of a pipeline: the first rank has the first block, the second one all else. Two batches of two parts, in the
+    second of which the last rank's numbers may go bad; with options the monitor is stepped."""
     torch.manual_seed(0)
     whole = Net()
     stage = nn.Sequential()
     parts = [{"block": whole.blocks[0]}, {"block": whole.blocks[1], "end": whole.module}]
     for name, module in parts[rank()].items():
         stage.add_module(name, module)
-    x = torch.linspace(-1, 1, 32).view(4, 8)
     sink = Keeps()
-    monitor = Monitor(stage, recorder=recorder, sinks=[sink])  # type: ignore[arg-type]
-    if bad and rank() == 1:
-        nn.init.constant_(whole.blocks[1].up.weight, NAN)  # type: ignore[arg-type,union-attr]
-    pipeline = PipelineStage(stage, rank(), 2, torch.device("cpu"))
-    schedule = ScheduleGPipe(pipeline, 2, loss_fn=lambda y, target: y.sum())
-    found = ""
+    monitor = Monitor(stage, recorder=recorder, sinks=[sink], **(options or {}))  # type: ignore[arg-type]
+    schedule = ScheduleGPipe(PipelineStage(stage, rank(), 2, torch.device("cpu")), 2, loss_fn=lambda y, target: y.sum())
+    error: BaseException | None = None
     try:
-        if rank() == 0:
-            schedule.step(x)
-        else:
-            schedule.step(target=torch.zeros(4, 4))
-    except RuntimeError as error:  # by which the stage tells of what its module raised; or of a rank that is gone
-        found = str(error.__cause__).partition("\n")[0]
+        for number in range(2):
+            if bad and number == 1 and rank() == 1:
+                nn.init.constant_(whole.blocks[1].up.weight, NAN)  # type: ignore[arg-type,union-attr]
+            if rank() == 0:
+                schedule.step(torch.linspace(-1, 1, 32).view(4, 8))
+            else:
+                schedule.step(target=torch.zeros(4, 4))
+            if options:
+                monitor.step()
+    except (NonFiniteError, RuntimeError) as caught:  # the latter is what a stage makes of what its module raises
+        error = caught.__cause__ or caught
     batches = monitor.batch_number
     merged = [] if bad else [frame.module for frame in monitor.merge()]
     monitor._attachment.detach()
-    return {"frames": lines_of(sink.frames), "found": found, "batches": batches, "merged": merged}
+    return {
+        "frames": lines_of(sink.frames),
+        "found": str(error).partition("\n")[0],
+        "batches": batches,
+        "merged": merged,
+    }
 
 
 def merge_batches(recorder: str) -> list[Any]:
