@@ -23,14 +23,15 @@ import pytest
 import torch
 from fake_toolkit import cuda_home
 
-from overflowstat import toolkit
+from overflowstat.building.plan import gather_facts, make_plan
+from overflowstat.building.record import BUILD_RECORD, BuildRecord, python_tag
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = Path(sysconfig.get_paths()["purelib"])
 SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "overflowstat", "csrc")
-BUILT_HERE = ("__pycache__", "*.so", toolkit.BUILD_RECORD)
+BUILT_HERE = ("__pycache__", "*.so", BUILD_RECORD)
 ARCHITECTURE = "9.0+PTX"  # one, to spare time: the installation that runs these tests has them all
-PLANNED = toolkit.make_plan(toolkit.gather_facts({"PATH": os.environ["PATH"], "TORCH_CUDA_ARCH_LIST": ARCHITECTURE}))
+PLANNED = make_plan(gather_facts({"PATH": os.environ["PATH"], "TORCH_CUDA_ARCH_LIST": ARCHITECTURE}))
 
 needs_cuda_torch = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 pytestmark = pytest.mark.slow
@@ -168,15 +169,17 @@ def test_an_editable_install_has_its_extension_and_its_record_in_the_source_fold
     fresh.install("--no-build-isolation", "-e", str(fresh.source))
     assert_built_as_planned(fresh)
     assert fresh.import_it().stdout.splitlines() == [str(fresh.source / "overflowstat"), "4.0"]
-    assert (fresh.source / "overflowstat" / toolkit.BUILD_RECORD).is_file()
+    assert (fresh.source / "overflowstat" / BUILD_RECORD).is_file()
 
 
 def test_a_wheel_holds_the_extension_and_its_record_and_installs(fresh: Install) -> None:
     done = fresh.run("python", "-m", "build", "--wheel", "--no-isolation", str(fresh.source))
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (fresh.source / "dist").glob("*.whl")
+    gpu = f"cu{torch.version.cuda.replace('.', '')}" if PLANNED.kind == "cuda" and torch.version.cuda else "cpu"
+    assert wheel.name.startswith(f"overflowstat-0.1.0+torch{'.'.join(torch.__version__.split('.')[:2])}{gpu}-cp")
     names = zipfile.ZipFile(wheel).namelist()
-    assert f"overflowstat/{toolkit.BUILD_RECORD}" in names
+    assert f"overflowstat/{BUILD_RECORD}" in names
     assert "overflowstat/py.typed" in names
     assert {f"overflowstat/plotting/page.{kind}" for kind in ("css", "html", "js")} <= set(names)
     assert sum(name.startswith("overflowstat/_C.") and name.endswith(".so") for name in names) == 1
@@ -189,14 +192,14 @@ def test_a_source_archive_holds_what_a_build_needs(fresh: Install) -> None:
     done = fresh.run("python", "-m", "build", "--sdist", "--no-isolation", str(fresh.source), OVERFLOWSTAT_EXT="none")
     assert done.returncode == 0, done.stdout + done.stderr
     (archive,) = (fresh.source / "dist").glob("*.tar.gz")
+    assert archive.name == "overflowstat-0.1.0.tar.gz"
     with tarfile.open(archive) as held:
         names = {name.partition("/")[2] for name in held.getnames()}
     needed = {path.relative_to(fresh.source).as_posix() for path in (fresh.source / "csrc").rglob("*.*")}
     assert len(needed) > 5
     needed |= {f"overflowstat/plotting/page.{kind}" for kind in ("css", "html", "js")}
-    assert (
-        needed | {"setup.py", "pyproject.toml", "LICENSE", "overflowstat/toolkit.py", "overflowstat/py.typed"} <= names
-    )
+    needed |= {"setup.py", "pyproject.toml", "LICENSE", "overflowstat/building/plan.py", "overflowstat/py.typed"}
+    assert needed <= names
     fresh.install("--no-build-isolation", str(archive), OVERFLOWSTAT_EXT="none")
     assert fresh.env()["built"]["kind"] == "none"
 
@@ -210,11 +213,11 @@ def test_without_a_compiler_the_package_works_on_plain_torch_and_says_why(fresh:
     used = fresh.import_it()
     assert used.stdout.splitlines()[1] == "4.0"
     assert used.stderr.count("NativeWarning") == 1
-    assert f"a build would give {PLANNED.kind} now" in told["next_step"]
+    assert any(f"a build would give {PLANNED.kind} now" in problem["what"] for problem in told["problems"])
 
 
 def test_an_editable_install_without_an_extension_does_not_use_one_left_by_an_earlier(fresh: Install) -> None:
-    left = fresh.source / "overflowstat" / f"_C.{toolkit.python_tag()}.so"
+    left = fresh.source / "overflowstat" / f"_C.{python_tag()}.so"
     left.write_bytes(b"not an extension")
     fresh.install("--no-build-isolation", "-e", str(fresh.source), OVERFLOWSTAT_EXT="none")
     told = fresh.env()
@@ -289,7 +292,7 @@ def test_without_torch_the_install_works_and_says_what_is_missing(tmp_path: Path
     (tmp_path / "elsewhere").mkdir()
     bare = Install(venv, copy_sources(tmp_path / "source"), tmp_path / "elsewhere")
     bare.install("--no-build-isolation", str(bare.source))
-    record = toolkit.BuildRecord.load(next(venv.glob("lib/*/site-packages")) / "overflowstat")
+    record = BuildRecord.load(next(venv.glob("lib/*/site-packages")) / "overflowstat")
     assert record is not None
     assert (record.kind, record.reason) == ("none", "torch was not installed when it was built")
     missing = "overflowstat needs torch 2.11 or newer, and there is none here: install it, then python -m pip install"
@@ -297,5 +300,5 @@ def test_without_torch_the_install_works_and_says_what_is_missing(tmp_path: Path
     assert said.returncode == 1 and said.stderr.count(f"NativeWarning: {missing}") == 1
     assert said.stderr.strip().splitlines()[-1].startswith(f"ImportError: {missing}")
     told = bare.run("python", "-m", "overflowstat", "env")
-    assert told.returncode == 0 and f"\nnext          {missing}" in told.stdout
+    assert told.returncode == 0 and f"\nproblem       {missing.partition(':')[0]}" in told.stdout
     shutil.rmtree(tmp_path)

@@ -7,11 +7,11 @@ import re
 import pytest
 from sass import ARCHITECTURES, build
 
-from overflowstat import toolkit
+from overflowstat.building.cuda_toolkit import find_cuda_toolkit
 
 MOST_REGISTERS = 64  # for a thread, so that four blocks of 256 fit the 65536 of a multiprocessor
 
-CUDA, PROBLEM = toolkit.find_cuda_toolkit()
+CUDA, PROBLEM = find_cuda_toolkit()
 
 pytestmark = [
     pytest.mark.slow,
