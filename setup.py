@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -73,6 +74,10 @@ class WriteBuildRecord(Command):
 
 class Build(build):
     sub_commands = [*build.sub_commands, ("write_build_record", None)]
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)  # or a wheel has modules that are gone since the last build
+        super().run()
 
 
 class SourceArchive(sdist):

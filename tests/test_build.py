@@ -191,6 +191,10 @@ def test_an_editable_install_has_its_extension_and_its_record_in_the_source_fold
 
 
 def test_a_wheel_holds_the_extension_and_its_record_and_installs(fresh: Install) -> None:
+    kind = f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" if PLANNED.kind != "none" else "lib"
+    of_an_earlier_build = fresh.source / "build" / kind / "overflowstat" / "gone.py"
+    of_an_earlier_build.parent.mkdir(parents=True)
+    of_an_earlier_build.touch()
     done = fresh.run("python", "-m", "build", "--wheel", "--no-isolation", str(fresh.source))
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (fresh.source / "dist").glob("*.whl")
@@ -198,7 +202,7 @@ def test_a_wheel_holds_the_extension_and_its_record_and_installs(fresh: Install)
     assert wheel.name.startswith(f"overflowstat-0.1.0+torch{'.'.join(torch.__version__.split('.')[:2])}{gpu}-cp")
     names = zipfile.ZipFile(wheel).namelist()
     assert f"overflowstat/{BUILD_RECORD}" in names
-    assert "overflowstat/py.typed" in names
+    assert "overflowstat/py.typed" in names and "overflowstat/gone.py" not in names
     assert {f"overflowstat/plotting/page.{kind}" for kind in ("css", "html", "js")} <= set(names)
     assert sum(name.startswith("overflowstat/_C.") and name.endswith(".so") for name in names) == 1
     assert not [name for name in names if name.startswith(("csrc", "tests"))]
@@ -241,7 +245,6 @@ def test_the_guide_s_wheel_is_built_carried_and_refuses_another_torch(fresh: Ins
     assert told["extension"] == told["built"]["kind"] == PLANNED.kind
     if PLANNED.kind == "cuda":
         assert told["built"]["arch_list"] == ["8.0", "9.0"]
-    assert told["problems"] == [] or told["problems"][0]["what"] != "a build would give cuda now"
 
     other = another_torch(tmp_path / "other", "2.99.0")
     used = fresh.import_it(PYTHONPATH=str(other))

@@ -41,13 +41,13 @@ def machine(tmp_path: Path) -> Machine:
 def problems(told: dict[str, Any]) -> dict[str, str]:
     """All but that nothing is built for this torch, which none of these machines can have."""
     found = {problem["what"]: problem["command"] for problem in told["problems"]}
-    found.pop("a build would give cuda now, and what there is is none", None)
+    found.pop("there is no extension that can be used, and a build would give cuda now", None)
     return found
 
 
 def test_a_machine_that_has_everything_has_no_problem_but_that_nothing_is_built(machine: Machine) -> None:
     told = machine.told()
-    built = {"what": "a build would give cuda now, and what there is is none", "command": AGAIN}
+    built = {"what": "there is no extension that can be used, and a build would give cuda now", "command": AGAIN}
     assert told["problems"] == [built]
     assert (told["torch"], told["torch_cuda"], told["ninja"]) == ("2.14.1+cu130", "13.0", "1.13.0")
     assert told["toolkit"]["architectures"] == ["7.5", "8.0", "9.0", "12.0"]
@@ -255,7 +255,9 @@ def test_a_fault_is_told_with_the_command_that_mends_it(machine: Machine, fault:
     spoil(machine)
     what, command = (text.replace("{}", str(machine.root)) for text in (what, command))
     told = problems(machine.told())
-    allowed = {"a build would give cpu now, and what there is is none"}  # where CUDA is what is lacking
+    allowed = {
+        "there is no extension that can be used, and a build would give cpu now"
+    }  # where CUDA is what is lacking
     assert told[what] == command and set(told) - allowed == {what}
     wanted = command.removesuffix(f" && {AGAIN}")
     if wanted.startswith(("export ", "unset ")) and fault != "GPUs that are hidden":  # nvidia-smi is all that sees them
@@ -444,7 +446,7 @@ BUILT = BuildRecord("cuda", "", "", "2.14.1", "13.0", "13.0", ("8.0", "9.0"), py
             {"extension": "none"},
             facts(toolkit=None, toolkit_problem="no CUDA toolkit was found"),
             {
-                "a build would give cpu now, and what there is is none": AGAIN,
+                "there is no extension that can be used, and a build would give cpu now": AGAIN,
                 "no CUDA toolkit was found": f"conda install -c nvidia cuda-toolkit=13.0 && {AGAIN}",
             },
         ),

@@ -110,7 +110,8 @@ def _with_a_build(found: Environment, facts: Facts) -> Iterator[Problem]:
         what = "ninja is not on PATH: without it torch compiles one file after the other, and all of them each time"
         yield Problem(what, "python -m pip install ninja")
     if KINDS.index(plan.kind) < KINDS.index(found.extension):
-        yield Problem(f"a build would give {plan.kind} now, and what there is is {found.extension}", again)
+        lacking = {"none": "there is no extension that can be used", "cpu": "the extension has no CUDA kernels"}
+        yield Problem(f"{lacking[found.extension]}, and a build would give {plan.kind} now", again)
     if plan.remedy and (facts.wanted == "auto" or found.torch_cuda):
         yield Problem(plan.reason, f"{_first(found, facts)} && {again}")
 
