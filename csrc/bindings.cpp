@@ -21,6 +21,7 @@ namespace {
 
 using overflowstat::Call;
 using overflowstat::Content;
+using overflowstat::Detail;
 using overflowstat::FrameLog;
 using overflowstat::Reading;
 using overflowstat::StatsRow;
@@ -37,11 +38,12 @@ StatsRow as_seen(const Reading::Entry& entry) {
   return row;
 }
 
-// (abs_min, abs_max, finite_abs_max, nan_count, posinf_count, neginf_count, first_bad): the fields of
-// overflowstat.row.Row. Magnitudes are ints where the format is one, since int64 does not fit a double.
+// (abs_min, abs_max, finite_abs_max, nan_count, posinf_count, neginf_count, first_bad), and with detail (...,
+// zero_count, subnormal_count, abs_min_nonzero): the fields of overflowstat.row.Row. Magnitudes are ints where the
+// format is one, since int64 does not fit a double.
 py::object to_row(const Reading::Entry& entry) {
   if (!entry.missing.empty()) return py::str(entry.missing);
-  return overflowstat::with_format(entry.format, [row = as_seen(entry)](auto f) -> py::object {
+  return overflowstat::with_format(entry.format, [&entry, row = as_seen(entry)](auto f) -> py::object {
     using F = decltype(f);
     const auto magnitude = [](uint64_t key, bool there) -> py::object {
       if (!there) return py::float_(std::numeric_limits<double>::quiet_NaN());
@@ -51,22 +53,26 @@ py::object to_row(const Reading::Entry& entry) {
     const bool has_inf = row.posinf_count + row.neginf_count > 0;
     const bool has_bad = has_inf || row.nan_count > 0;
     const uint64_t abs_max = has_inf ? F::kFirstNonFinite : row.finite_abs_max;
-    return py::make_tuple(magnitude(row.abs_min, overflowstat::has_magnitude<F>(row)),
-                          magnitude(abs_max, overflowstat::has_magnitude<F>(row)),
-                          magnitude(row.finite_abs_max, overflowstat::has_finite<F>(row)), row.nan_count,
-                          row.posinf_count, row.neginf_count,
-                          has_bad ? py::object(py::int_(row.first_bad)) : py::object(py::none()));
+    const py::tuple found =
+        py::make_tuple(magnitude(row.abs_min, overflowstat::has_magnitude<F>(row)),
+                       magnitude(abs_max, overflowstat::has_magnitude<F>(row)),
+                       magnitude(row.finite_abs_max, overflowstat::has_finite<F>(row)), row.nan_count, row.posinf_count,
+                       row.neginf_count, has_bad ? py::object(py::int_(row.first_bad)) : py::object(py::none()));
+    if (!entry.detail) return found;
+    const Detail& detail = *entry.detail;
+    return found + py::make_tuple(detail.zero_count * entry.repeat, detail.subnormal_count * entry.repeat,
+                                  magnitude(detail.abs_min_nonzero, overflowstat::has_nonzero<F>(entry.row, detail)));
   });
 }
 
 // Throws std::invalid_argument for a tensor that cannot be read, before any launch.
-std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors) {
+std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors, bool detail) {
   std::vector<overflowstat::Readable> readable(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     const std::string reason = overflowstat::describe(tensors[i], readable[i]);
     if (!reason.empty()) throw std::invalid_argument(reason);
   }
-  return overflowstat::record(std::move(readable));
+  return overflowstat::record(std::move(readable), detail);
 }
 
 py::list rows(Reading& reading) {
@@ -138,7 +144,8 @@ PYBIND11_MODULE(_C, module) {
       .def("ready", &Reading::ready)
       .def("rows", &rows)
       .def("replays", &replays);
-  module.def("record", &record, py::arg("tensors"), py::call_guard<py::gil_scoped_release>());
+  module.def("record", &record, py::arg("tensors"), py::arg("detail") = false,
+             py::call_guard<py::gil_scoped_release>());
   module.def("current_capture", &overflowstat::current_capture);
 
   module.def("make_hook", &overflowstat::make_hook);
@@ -148,9 +155,9 @@ PYBIND11_MODULE(_C, module) {
       .def("tensor", &Call::tensor)
       .def_readonly("thread", &Call::thread);
   py::class_<FrameLog>(module, "FrameLog")
-      .def(py::init<int64_t, bool, double, py::object, py::object, py::object, py::object>(), py::arg("keep"),
-           py::arg("buffers"), py::arg("warn_at"), py::arg("measure"), py::arg("works_on"), py::arg("capture"),
-           py::arg("items"))
+      .def(py::init<int64_t, bool, double, bool, py::object, py::object, py::object, py::object>(), py::arg("keep"),
+           py::arg("buffers"), py::arg("warn_at"), py::arg("detail"), py::arg("measure"), py::arg("works_on"),
+           py::arg("capture"), py::arg("items"))
       .def("add_module", &FrameLog::add_module)
       .def("drop_module", &FrameLog::drop_module)
       .def("set_children", &FrameLog::set_children)

@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "subnormal.h"
+
 namespace py = pybind11;
 
 namespace overflowstat {
@@ -65,11 +67,12 @@ struct FrameLog::CallTensors {
   static constexpr size_t kFew = 16;
 };
 
-FrameLog::FrameLog(int64_t keep, bool buffers, double warn_at, py::object measure, py::object works_on,
+FrameLog::FrameLog(int64_t keep, bool buffers, double warn_at, bool detail, py::object measure, py::object works_on,
                    py::object capture, py::object items)
     : keep_(keep),
       buffers_(buffers),
       near_(warn_at),
+      detail_(detail),
       measure_(std::move(measure)),
       works_on_(std::move(works_on)),
       capture_(std::move(capture)),
@@ -203,7 +206,7 @@ void FrameLog::measure(UnreadList& list) {
   }
   std::optional<py::gil_scoped_release> release;
   if (bytes >= kMuch) release.emplace();
-  overflowstat::measure(list, cost_);
+  overflowstat::measure(list, detail_, cost_);
 }
 
 void FrameLog::read_weights() {
@@ -370,7 +373,7 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
   ++calls_;
   queue_.push_back(call);
   while (!queue_.empty() && queue_.front()->ready() && !queue_.front()->is_told && !queue_.front()->is_bad() &&
-         !is_near(*queue_.front())) {
+         !is_notable(*queue_.front())) {
     keep(std::move(queue_.front()));
     queue_.pop_front();
   }
@@ -382,24 +385,35 @@ void FrameLog::keep(std::shared_ptr<Call> call) {
   if (keep_ >= 0 && static_cast<int64_t>(kept_.size()) > keep_) kept_.pop_front();
 }
 
-// Calls visit(label) with the lines that are near their limit and were not given as that before.
+uint8_t FrameLog::notable(const Content& content) {
+  bool near = false, subnormal = false;
+  if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&content)) {
+    const Reading::Entry& entry = (*measured)->entry();
+    near = near_(entry.format, entry.row.finite_abs_max);
+    subnormal = detail_ && is_mostly_subnormal(entry);
+  } else if (const auto* other = std::get_if<ReadByPython>(&content)) {
+    const py::object& measurement = other->measurement;
+    near = near_.is_asked() && measurement.attr("is_near")(other->position, near_.share()).cast<bool>();
+    subnormal = detail_ && measurement.attr("is_mostly_subnormal")(other->position).cast<bool>();
+  }
+  return near * kNearLimit | subnormal * kMostlySubnormal;
+}
+
+// Calls visit(label, kinds) with the lines that are of kinds of Notable as which they were not given before.
 template <class Visit>
-void FrameLog::for_each_near(const Call& call, Visit visit) {
-  const std::vector<bool>& told = modules_[call.module].told_near;
+void FrameLog::for_each_notable(const Call& call, Visit visit) {
+  if (!near_.is_asked() && !detail_) return;
+  const std::vector<uint8_t>& told = modules_[call.module].told;
   for (const Line& line : call.lines) {
-    if (!line.is_judged || line.allowed != 0 || (line.label < told.size() && told[line.label])) continue;
-    if (const auto* measured = std::get_if<std::shared_ptr<Measured>>(&line.content)) {
-      const Reading::Entry& entry = (*measured)->entry();
-      if (near_(entry.format, entry.row.finite_abs_max)) visit(line.label);
-    } else if (const auto* other = std::get_if<ReadByPython>(&line.content)) {
-      if (other->measurement.attr("is_near")(other->position, near_.share()).cast<bool>()) visit(line.label);
-    }
+    if (!line.is_judged || line.allowed != 0) continue;
+    const uint8_t before = line.label < told.size() ? told[line.label] : 0;
+    if (const uint8_t kinds = notable(line.content) & ~before) visit(line.label, kinds);
   }
 }
 
-bool FrameLog::is_near(const Call& call) {
+bool FrameLog::is_notable(const Call& call) {
   bool found = false;
-  if (near_.is_asked()) for_each_near(call, [&](uint32_t) { found = true; });
+  for_each_notable(call, [&](uint32_t, uint8_t) { found = true; });
   return found;
 }
 
@@ -418,14 +432,15 @@ std::shared_ptr<Call> FrameLog::next(bool wait) {
     keep(call);
     call->tell_of_missing();
     const bool bad = call->is_bad();
-    const bool near = !bad && is_near(*call);
-    if (near) {
-      for_each_near(*call, [&, &told = modules_[call->module].told_near](uint32_t label) {
+    bool is_new = false;
+    if (!bad) {
+      for_each_notable(*call, [&, &told = modules_[call->module].told](uint32_t label, uint8_t kinds) {
         if (told.size() <= label) told.resize(label + 1);
-        told[label] = true;
+        told[label] |= kinds;
+        is_new = true;
       });
     }
-    if (call->is_told || bad || near) return call;
+    if (call->is_told || bad || is_new) return call;
   }
   return nullptr;
 }

@@ -23,6 +23,9 @@ namespace overflowstat {
 
 constexpr uint8_t kNotShown = 0xff;
 
+// What good numbers are told of for.
+enum Notable : uint8_t { kNearLimit = 1, kMostlySubnormal = 2 };
+
 // overflowstat/frame_log.py tells what it does. All methods need the GIL, which they release while they read much or
 // wait.
 class FrameLog {
@@ -30,8 +33,9 @@ class FrameLog {
   // `keep` calls are kept when they have been judged, all if it is negative; `buffers` are shown as weights are.
   // measure(tensors, graph) gives a Measurement of those that cannot be read here, works_on(device) tells whether the
   // extension can read there, capture() is that of overflowstat.recorder.Recorder, items is
-  // overflowstat.capture.items, or None to see only positional arguments and tuples; `warn_at` is that of NearLimit.
-  FrameLog(int64_t keep, bool buffers, double warn_at, pybind11::object measure, pybind11::object works_on,
+  // overflowstat.capture.items, or None to see only positional arguments and tuples; `warn_at` is that of NearLimit,
+  // `detail` that of record().
+  FrameLog(int64_t keep, bool buffers, double warn_at, bool detail, pybind11::object measure, pybind11::object works_on,
            pybind11::object capture, pybind11::object items);
 
   // rule(label) is what a line of the module may hold, kinds of NonFinite, or kNotShown; None if that is nothing.
@@ -71,7 +75,7 @@ class FrameLog {
     std::vector<std::optional<uint8_t>> rules;  // of each label, once it was asked for
     std::vector<std::pair<std::string, size_t>> children;
     bool was_called = false;
-    std::vector<bool> told_near;  // of each label, whether next() has given it as near its limit
+    std::vector<uint8_t> told;  // of each label, as what of Notable next() has given it
 
     // Null if it is gone or was dropped.
     pybind11::object get() const {
@@ -99,9 +103,10 @@ class FrameLog {
   void read_weights();
   void read(CallTensors& tensors, uint64_t graph, Call& call);
   void keep(std::shared_ptr<Call> call);
+  uint8_t notable(const Content& content);
   template <class Visit>
-  void for_each_near(const Call& call, Visit visit);
-  bool is_near(const Call& call);
+  void for_each_notable(const Call& call, Visit visit);
+  bool is_notable(const Call& call);
   void wait_for(const Call& call) { cost_.waits += call.wait(); }
 
   std::recursive_mutex mutex_;
@@ -109,6 +114,7 @@ class FrameLog {
   const int64_t keep_;
   const bool buffers_;
   const NearLimit near_;
+  const bool detail_;
   const pybind11::object measure_, works_on_, capture_, items_;
   std::vector<std::optional<bool>> works_on_cuda_;  // for each device, once it was asked for
 

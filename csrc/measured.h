@@ -24,6 +24,7 @@ class Measured {
 
   // Exactly one of these gives it its row: at once, or the entry of a reading.
   void set_row(const StatsRow& row) { entry_.row = row; }
+  void set_detail(const Detail& detail) { entry_.detail = detail; }  // of a row that is set
   void set_reading(std::shared_ptr<Reading> reading, size_t entry) {
     reading_ = std::move(reading);
     position_ = entry;
@@ -97,6 +98,6 @@ struct Unread {
 using UnreadList = c10::SmallVector<Unread, 4>;
 
 // Reads a list as record() does, and throws what it throws.
-void measure(UnreadList& list, Cost& cost);
+void measure(UnreadList& list, bool detail, Cost& cost);
 
 }  // namespace overflowstat

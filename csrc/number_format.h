@@ -4,7 +4,8 @@
 //
 // Every format maps an element to a *key*: an unsigned integer that orders as the magnitude does, with
 //     key(finite) < key(inf) < key(NaN)
-// so that the extrema of a tensor are integer extrema. No float is ever compared (but for the parts of complex numbers,
+// so that the extrema of a tensor are integer extrema. Keys below kFirstNonZero are of zeros, those from there to below
+// kFirstNormal of subnormals. No float is ever compared (but for the parts of complex numbers,
 // whose modulus is computed), hence NaN payloads, signed zeros and subnormals cannot change an answer.
 #pragma once
 
@@ -83,6 +84,12 @@ struct SignedFloat {
                                                                           : kSign;
   static constexpr Key kFirstNan =
       kSpecials == Specials::kIeee ? static_cast<Key>(kFirstNonFinite + 1) : kFirstNonFinite;
+  static constexpr Key key_of_power_of_two(int exponent) {
+    return static_cast<Key>(static_cast<Key>(exponent + kBias) << kMantissaBits);
+  }
+  static constexpr int kFirstNormalExponent = 1 - kBias;
+  static constexpr Key kFirstNonZero = 1;
+  static constexpr Key kFirstNormal = key_of_power_of_two(kFirstNormalExponent);
 
   OVERFLOWSTAT_HOST_DEVICE static Key key(Element code) {
     const Key magnitude = static_cast<Key>(code & static_cast<Key>(kSign - 1));
@@ -132,6 +139,8 @@ struct Float8E8m0fnu {
   static constexpr bool kIsInteger = false;
   static constexpr Key kFirstNonFinite = 0xff;
   static constexpr Key kFirstNan = 0xff;
+  static constexpr Key kFirstNonZero = 0;
+  static constexpr Key kFirstNormal = 0;
   OVERFLOWSTAT_HOST_DEVICE static Key key(Element code) { return code; }
   OVERFLOWSTAT_HOST_DEVICE static bool is_nan(Element code) { return code == kFirstNan; }
   OVERFLOWSTAT_HOST_DEVICE static bool is_inf(Element) { return false; }
@@ -164,7 +173,8 @@ OVERFLOWSTAT_HOST_DEVICE inline double modulus(double re, double im) {
 
 // A complex number by its modulus, computed in double and rounded once to `Magnitude`'s format, where it saturates:
 // a finite number whose modulus is beyond the format is not an infinity. As in C99 annex G an infinite part makes the
-// modulus infinite whatever the other part is; a NaN part is counted as NaN all the same.
+// modulus infinite whatever the other part is; a NaN part is counted as NaN all the same. It is subnormal where its
+// modulus is below the smallest normal number of its parts' format.
 template <Format kFormatValue, class PartFormat, class Magnitude>
 struct Complex {
   using Part = PartFormat;
@@ -176,6 +186,8 @@ struct Complex {
   static constexpr bool kIsInteger = false;
   static constexpr Key kFirstNonFinite = Magnitude::kFirstNonFinite;
   static constexpr Key kFirstNan = Magnitude::kFirstNan;
+  static constexpr Key kFirstNonZero = Magnitude::kFirstNonZero;
+  static constexpr Key kFirstNormal = Magnitude::key_of_power_of_two(Part::kFirstNormalExponent);
 
   OVERFLOWSTAT_HOST_DEVICE static bool is_nan(Element code) { return Part::is_nan(code.re) || Part::is_nan(code.im); }
   OVERFLOWSTAT_HOST_DEVICE static bool is_inf(Element code) { return Part::is_inf(code.re) || Part::is_inf(code.im); }
@@ -210,6 +222,8 @@ struct IntegerFormat {
   static constexpr bool kIsInteger = true;
   static constexpr Key kFirstNonFinite = std::numeric_limits<Key>::max();
   static constexpr Key kFirstNan = std::numeric_limits<Key>::max();
+  static constexpr Key kFirstNonZero = 1;
+  static constexpr Key kFirstNormal = 1;
   OVERFLOWSTAT_HOST_DEVICE static Key key(Element x) {
     if constexpr (std::is_signed_v<Integer>) {
       const Key bits = static_cast<Key>(x);
@@ -237,6 +251,24 @@ using Uint8 = IntegerFormat<Format::kUint8, uint8_t>;
 struct Bool : IntegerFormat<Format::kBool, uint8_t> {
   OVERFLOWSTAT_HOST_DEVICE static Key key(Element x) { return x != 0 ? 1 : 0; }
 };
+
+// Of a key: zero, and below the normal numbers, which zeros are too.
+template <class F>
+OVERFLOWSTAT_HOST_DEVICE inline bool is_zero(typename F::Key key) {
+  if constexpr (F::kFirstNonZero == 0) {
+    return false;
+  } else {
+    return key < F::kFirstNonZero;
+  }
+}
+template <class F>
+OVERFLOWSTAT_HOST_DEVICE inline bool is_below_normal(typename F::Key key) {
+  if constexpr (F::kFirstNormal == 0) {
+    return false;
+  } else {
+    return key < F::kFirstNormal;
+  }
+}
 
 // Calls visitor(F{}) with the struct of a format.
 #ifdef __CUDACC__

@@ -30,15 +30,16 @@ bool Reading::is_replayed() {
 }
 
 void Reading::fetch(std::chrono::nanoseconds limit) {
-  for (const auto& [frame, entries] : awaited_) {
+  for (const auto& [frame, entries, detail] : awaited_) {
     uint64_t waits = 0;
     const Frame::Result& result = frame->result(limit, waits);
     waits_ += waits;
     for (size_t i = 0; i < entries.size(); ++i) {
       Entry& entry = entries_[entries[i]];
-      const auto& [arrived, row] = result.rows[i];
-      if (arrived) {
-        entry.row = row;
+      const size_t slot = i * slots_each(detail);
+      if (result.rows[slot].first) {  // after its detail
+        entry.row = result.rows[slot].second;
+        if (detail) entry.detail = as_detail(result.rows[slot + 1].second);
       } else {
         entry.missing = result.failure;
       }
@@ -50,9 +51,10 @@ void Reading::fetch(std::chrono::nanoseconds limit) {
 Reading::Entry Reading::found(size_t i) const {
   Entry entry = entries_[i];
   if (replayed_places_.empty() || replayed_places_[i].rows == nullptr) return entry;
-  const auto& [rows, place] = replayed_places_[i];
-  if (rows->is_written(place)) {
-    entry.row = rows->row(place);
+  const auto& [rows, slot, detail] = replayed_places_[i];
+  if (rows->is_written(slot)) {  // after its detail
+    entry.row = rows->row(slot);
+    if (detail) entry.detail = as_detail(rows->row(slot + 1));
   } else {
     entry.missing = "the CUDA graph that reads it has not been replayed";
   }

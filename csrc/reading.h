@@ -28,19 +28,22 @@ class Reading {
     bool negated;    // a view that shows its elements with the other sign
     StatsRow row;
     std::string missing;  // why there is no row, empty if there is
+    std::optional<Detail> detail;
   };
 
   explicit Reading(std::vector<Entry> entries) : entries_(std::move(entries)) {}
 
-  // Entries whose rows a device writes, in order.
-  void add(std::shared_ptr<Frame> frame, std::vector<size_t> entries, uint64_t launches) {
+  // Entries whose rows a device writes, in order, each with slots_each(detail) slots.
+  void add(std::shared_ptr<Frame> frame, std::vector<size_t> entries, uint64_t launches, bool detail) {
     launches_ += launches;
-    awaited_.push_back({std::move(frame), std::move(entries)});
+    awaited_.push_back({std::move(frame), std::move(entries), detail});
   }
-  void add(std::shared_ptr<ReplayedRows> rows, const std::vector<size_t>& entries, uint64_t launches) {
+  void add(std::shared_ptr<ReplayedRows> rows, const std::vector<size_t>& entries, uint64_t launches, bool detail) {
     launches_ += launches;
     replayed_places_.resize(entries_.size());
-    for (size_t i = 0; i < entries.size(); ++i) replayed_places_[entries[i]] = {rows.get(), i};
+    for (size_t i = 0; i < entries.size(); ++i) {
+      replayed_places_[entries[i]] = {rows.get(), i * slots_each(detail), detail};
+    }
     replayed_.push_back(std::move(rows));
   }
 
@@ -77,10 +80,12 @@ class Reading {
   struct Awaited {
     std::shared_ptr<Frame> frame;
     std::vector<size_t> entries;
+    bool detail;
   };
   struct ReplayedPlace {
     const ReplayedRows* rows = nullptr;
-    size_t i = 0;
+    size_t slot = 0;
+    bool detail = false;
   };
   std::mutex mutex_;
   std::vector<Entry> entries_;

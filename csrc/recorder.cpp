@@ -73,11 +73,12 @@ std::string describe(const at::Tensor& tensor, Readable& readable) {
   return "";
 }
 
-std::shared_ptr<Reading> record(std::vector<Readable> tensors) {
+std::shared_ptr<Reading> record(std::vector<Readable> tensors, bool detail) {
   std::vector<Reading::Entry> entries(tensors.size());
   std::vector<size_t> on_cpu, on_cuda;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    entries[i] = {tensors[i].memory.format, tensors[i].memory.layout.repeat, tensors[i].negated, StatsRow{}, ""};
+    entries[i] = {
+        tensors[i].memory.format, tensors[i].memory.layout.repeat, tensors[i].negated, StatsRow{}, "", std::nullopt};
     (tensors[i].device.is_cpu() ? on_cpu : on_cuda).push_back(i);
   }
 
@@ -85,8 +86,12 @@ std::shared_ptr<Reading> record(std::vector<Readable> tensors) {
   list.reserve(on_cpu.size());
   for (const size_t i : on_cpu) list.push_back(std::move(tensors[i].memory));
   std::vector<StatsRow> rows(list.size());
-  cpu::reduce(list.data(), list.size(), rows.data());
-  for (size_t k = 0; k < on_cpu.size(); ++k) entries[on_cpu[k]].row = rows[k];
+  std::vector<Detail> details(detail ? list.size() : 0);
+  cpu::reduce(list.data(), list.size(), rows.data(), detail ? details.data() : nullptr);
+  for (size_t k = 0; k < on_cpu.size(); ++k) {
+    entries[on_cpu[k]].row = rows[k];
+    if (detail) entries[on_cpu[k]].detail = details[k];
+  }
   const auto reading = std::make_shared<Reading>(std::move(entries));
 
 #ifdef OVERFLOWSTAT_WITH_CUDA
@@ -96,7 +101,7 @@ std::shared_ptr<Reading> record(std::vector<Readable> tensors) {
       const auto& [memory, device, negated] = tensors[i];
       sources.push_back({memory.data, device.index(), memory.format, &memory.layout, i});
     }
-    cuda::recorder().launch(sources, *reading);
+    cuda::recorder().launch(sources, *reading, detail);
   }
 #endif
   return reading;

@@ -29,8 +29,8 @@ std::string describe(const at::Tensor& tensor, Readable& readable);
 // Reads host tensors and launches the reading of all others: one pass over each tensor's memory, one launch for all
 // dense tensors of a CUDA device and one for each strided one. Does not wait for a device, and may be called while a
 // CUDA graph is captured, which then reads them in each replay. Needs no GIL.
-// Throws std::runtime_error where CUDA refuses.
-std::shared_ptr<Reading> record(std::vector<Readable> tensors);
+// With `detail` the entries have theirs. Throws std::runtime_error where CUDA refuses.
+std::shared_ptr<Reading> record(std::vector<Readable> tensors, bool detail);
 
 // As cuda::current_capture; 0 where there is no CUDA.
 uint64_t current_capture();

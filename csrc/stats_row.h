@@ -18,6 +18,13 @@ struct StatsRow {
   uint64_t numel = 0;
 };
 
+// What is counted besides where a reader asks for detail. A default one is that of no elements, and merge's identity.
+struct Detail {
+  uint64_t abs_min_nonzero = ~uint64_t{0};  // as abs_min, zeros left out
+  uint64_t zero_count = 0;
+  uint64_t subnormal_count = 0;  // of the format itself; for complex numbers see number_format.h
+};
+
 // The kinds of numbers that are not finite, as overflowstat.row.NonFinite has them.
 enum NonFinite : uint8_t { kNan = 1, kPosInf = 2, kNegInf = 4 };
 
@@ -31,6 +38,19 @@ struct alignas(64) StampedRow {
 constexpr uint64_t kNextStamp = 0;
 static_assert(sizeof(StampedRow) == 64, "a row and its stamp share a cache line");
 
+// How many of these a tensor takes. Its detail, for which there is no room beside the row, has the next one, with a
+// stamp of its own, which comes first: a row that is there has its detail. What deals rows out, waits for them and
+// counts their replays need not know that there is anything else.
+OVERFLOWSTAT_HOST_DEVICE constexpr uint32_t slots_each(bool detail) { return detail ? 2 : 1; }
+OVERFLOWSTAT_HOST_DEVICE inline StatsRow as_row(const Detail& detail) {
+  StatsRow row;
+  row.abs_min = detail.abs_min_nonzero;
+  row.nan_count = detail.zero_count;
+  row.posinf_count = detail.subnormal_count;
+  return row;
+}
+inline Detail as_detail(const StatsRow& row) { return {row.abs_min, row.nan_count, row.posinf_count}; }
+
 OVERFLOWSTAT_HOST_DEVICE inline StatsRow merge(const StatsRow& a, const StatsRow& b) {
   StatsRow both;
   both.abs_min = a.abs_min < b.abs_min ? a.abs_min : b.abs_min;
@@ -41,6 +61,11 @@ OVERFLOWSTAT_HOST_DEVICE inline StatsRow merge(const StatsRow& a, const StatsRow
   both.first_bad = a.first_bad < b.first_bad ? a.first_bad : b.first_bad;
   both.numel = a.numel + b.numel;
   return both;
+}
+
+inline Detail merge(const Detail& a, const Detail& b) {
+  return {a.abs_min_nonzero < b.abs_min_nonzero ? a.abs_min_nonzero : b.abs_min_nonzero, a.zero_count + b.zero_count,
+          a.subnormal_count + b.subnormal_count};
 }
 
 // Counts one element that is not finite; extrema are the caller's.
@@ -61,6 +86,10 @@ bool has_magnitude(const StatsRow& row) {
 template <class F>
 bool has_finite(const StatsRow& row) {
   return F::kIsInteger ? row.numel > 0 : row.abs_min < F::kFirstNonFinite;
+}
+template <class F>
+bool has_nonzero(const StatsRow& row, const Detail& detail) {
+  return F::kIsInteger ? row.numel > detail.zero_count : detail.abs_min_nonzero < F::kFirstNan;
 }
 
 }  // namespace overflowstat

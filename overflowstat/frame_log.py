@@ -94,7 +94,7 @@ class FrameLog(Protocol):
         ...
 
     def next(self, wait: bool) -> Frame | None:
-        """Judge calls in the order in which they ran up to one that is bad, near or to be told, which is given.
+        """Judge calls in the order in which they ran up to one that is bad, notable or to be told, which is given.
 
         None if there is none among those whose numbers are there or, with `wait`, among all. Waits anyway where the
         last call is known to be bad, since only what ran before it is then still to be judged.

@@ -14,6 +14,7 @@ from .near import is_near
 from .recorder import Reading, Recorder, Replays
 from .row import NOTHING, NonFinite, Row
 from .stats import TensorStats, apart_from_the_run, shape_of, why_unreadable
+from .subnormal import is_mostly_subnormal
 from .tensor_state import TensorState
 from .torch_recorder import is_in_its_storage
 
@@ -76,6 +77,16 @@ class Measurement:
         self._fetch()
         found = self._found[position]
         return isinstance(found, Row) and is_near(TensorStats.of(found, *self._shapes[position]), warn_at)
+
+    def is_mostly_subnormal(self, position: int) -> bool:
+        """Whether this is so of a tensor. May wait."""
+        self._fetch()
+        found = self._found[position]
+        return (
+            isinstance(found, Row)
+            and bool(found.subnormal_count)
+            and is_mostly_subnormal(TensorStats.of(found, *self._shapes[position]))
+        )
 
     def replays(self) -> Replays | None:
         """Those of the CUDA graph that these are read in; None if none of them is read there. May wait."""

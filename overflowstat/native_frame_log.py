@@ -48,6 +48,7 @@ class NativeFrameLog:
             keep=-1 if keep is None else keep,
             buffers=buffers,
             warn_at=warn_at or 0.0,
+            detail=recorder.detail,
             measure=functools.partial(measure, recorder),
             works_on=recorder.works_on,
             capture=recorder.capture,
@@ -154,7 +155,7 @@ def _content(content: Any) -> TensorStats | str:
         in_python: TensorStats | str = content[0].content(content[1])
         return in_python
     row, sizes, strides, dtype = content
-    return measured_content(row if isinstance(row, str) else Row._make(row), (sizes, strides, dtype))
+    return measured_content(row if isinstance(row, str) else Row(*row), (sizes, strides, dtype))
 
 
 def make_frame_log(
@@ -176,7 +177,7 @@ def make_frame_log(
         buffers: whether these are shown as weights are.
         policy: which lines are shown, and what they may hold; None for all, and nothing that is not finite.
         warn_at: `next` also gives calls that are good with a judged line this near to its dtype's limit, once for
-            each place.
+            each place. So it does with one that is mostly subnormal, where the recorder gives detail.
     """
     if isinstance(recorder, NativeRecorder):
         return NativeFrameLog(recorder, keep, nested, buffers, policy, warn_at)

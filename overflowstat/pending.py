@@ -33,6 +33,12 @@ class PendingLine(NamedTuple):
             return False
         return self.content.measurement.is_near(self.content.position, warn_at)
 
+    def is_mostly_subnormal(self) -> bool:
+        """Whether it is judged, and this. May wait."""
+        if not self.is_judged or self.allowed or not isinstance(self.content, Place):
+            return False
+        return self.content.measurement.is_mostly_subnormal(self.content.position)
+
     def arrived(self) -> Line:
         """May wait."""
         content = self.content

@@ -76,7 +76,8 @@ class PlainFrameLog:
         warn_at: float | None,
     ) -> None:
         self._warn_at = warn_at
-        self._told_near: set[tuple[str, str]] = set()
+        self._detail = bool(getattr(recorder, "detail", False))
+        self._told: set[tuple[str, str, str]] = set()  # (module, label, what of)
         self._modules: list[_Module] = []
         self._policy = policy
         self._nested = nested
@@ -286,19 +287,21 @@ class PlainFrameLog:
                 if self._is_given(call):
                     self._given = call
                     if not call.is_bad():
-                        self._told_near |= self._near(call)
+                        self._told |= self._notable(call)
                     return call.frame()
         return None
 
     def _is_given(self, call: PendingFrame) -> bool:
-        return call.is_told or call.is_bad() or bool(self._near(call))
+        return call.is_told or call.is_bad() or bool(self._notable(call))
 
-    def _near(self, call: PendingFrame) -> set[tuple[str, str]]:
-        """Places that are near their limit and were not given as that before."""
-        warn_at = self._warn_at
-        if warn_at is None:
-            return set()
-        return {(call.module, line.label) for line in call.lines if line.is_near(warn_at)} - self._told_near
+    def _notable(self, call: PendingFrame) -> set[tuple[str, str, str]]:
+        """Places that are near their limit or mostly subnormal, and were not given as that before."""
+        found = set()
+        if (warn_at := self._warn_at) is not None:
+            found |= {(call.module, line.label, "near") for line in call.lines if line.is_near(warn_at)}
+        if self._detail:
+            found |= {(call.module, line.label, "subnormal") for line in call.lines if line.is_mostly_subnormal()}
+        return found - self._told
 
     def tensor(self, line: int) -> Tensor | None:
         content = self._given.lines[line].content if self._given else None

@@ -6,7 +6,7 @@ A recorder takes any number of tensors and gives a `Row` for each. The two are i
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -85,17 +85,21 @@ class NativeRecorder:
 
     name = "native"
 
-    def __init__(self, extension: Any) -> None:
+    def __init__(self, extension: Any, detail: bool = False) -> None:
         self.extension = extension
+        self.detail = detail
         self._kinds = {"cpu", "cuda"} if extension.has_cuda else {"cpu"}
         self._works_on: dict[torch.device, bool] = {}
-        self._elsewhere = TorchRecorder()
+        self._elsewhere = TorchRecorder(detail)
 
     def prepare(self, devices: Iterable[torch.device]) -> None:
         """Try these now, since a device that was never tried cannot be read while a CUDA graph is captured."""
         for device in devices:
             if device.type in self._kinds and self.capture() is None:
                 self.works_on(device)
+
+    def detailed(self) -> "NativeRecorder":
+        return _native_recorder(self.extension, detail=True)
 
     def capture(self) -> int | None:
         if "cuda" not in self._kinds or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -105,11 +109,11 @@ class NativeRecorder:
     def record(self, tensors: Sequence[Tensor]) -> Reading:
         here = [self._can_read(t) for t in tensors]
         if all(here):
-            return _NativeReading(self.extension.record(tensors))
+            return _NativeReading(self.extension.record(tensors, self.detail))
         others = self._elsewhere.record([t for t, can in zip(tensors, here, strict=True) if not can])
         if not any(here):
             return others
-        native = self.extension.record([t for t, can in zip(tensors, here, strict=True) if can])
+        native = self.extension.record([t for t, can in zip(tensors, here, strict=True) if can], self.detail)
         return _MixedReading(here, _NativeReading(native), others)
 
     def _can_read(self, tensor: Tensor) -> bool:
@@ -149,7 +153,7 @@ class NativeRecorder:
             with _disable_current_modes():
                 four = torch.tensor([[1.0, -2.0], [math.inf, math.nan]], device="cpu")
                 rows, expected = (
-                    self.extension.record([tensor, tensor[:, 0]]).rows()  # by each of the two passes
+                    self.extension.record([tensor, tensor[:, 0]], self.detail).rows()  # by each of the two passes
                     for tensor in (four.to(device), four)
                 )
         except Exception as error:
@@ -174,7 +178,7 @@ class _NativeReading:
         return bool(self._reading.ready())
 
     def rows(self) -> list[Row | str]:
-        return [row if isinstance(row, str) else Row._make(row) for row in self._reading.rows()]
+        return [row if isinstance(row, str) else Row(*row) for row in self._reading.rows()]
 
     def replays(self) -> Replays | None:
         replays = self._reading.replays()
@@ -200,24 +204,31 @@ class _MixedReading:
         return self._native.replays()  # plain torch reads at once or not at all
 
 
-def make_recorder(name: RecorderName | Recorder = "auto") -> Recorder:
+def make_recorder(name: RecorderName | Recorder = "auto", detail: bool = False) -> Recorder:
     """The recorder of that name; "auto" is the native one if it is there, else plain torch. A recorder is itself.
 
-    Raises ValueError for anything else, and RuntimeError with the reason if "native" is not usable.
+    With `detail` one that fills in what a Row has of that: for a recorder what its method detailed() gives.
+
+    Raises ValueError for anything else, TypeError for a recorder that has no such method, and RuntimeError with the
+    reason if "native" is not usable.
     """
     if not isinstance(name, str) and all(callable(getattr(name, method, None)) for method in ("record", "capture")):
-        return name
+        if not detail:
+            return name
+        if not callable(detailed := getattr(name, "detailed", None)):
+            raise TypeError(f"recorder={name!r}: has no method detailed(), which detail=True asks for")
+        return cast("Recorder", detailed())
     if name not in ("auto", "native", "torch"):
         raise ValueError(f'recorder={name!r}: must be "auto", "native" or "torch"')
     extension = None if name == "torch" else native.load()
     if extension is not None:
-        return _native_recorder(extension)
+        return _native_recorder(extension, detail)
     if name == "native":
         raise RuntimeError(f'recorder="native" is not usable: {native.reason()}')
-    return TorchRecorder()
+    return TorchRecorder(detail)
 
 
 @functools.cache
-def _native_recorder(extension: Any) -> NativeRecorder:
-    """One for all, so that each device is tried once."""
-    return NativeRecorder(extension)
+def _native_recorder(extension: Any, detail: bool) -> NativeRecorder:
+    """One for all, so that each device is tried once, with the launches that will be its."""
+    return NativeRecorder(extension, detail)

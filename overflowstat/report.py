@@ -8,7 +8,7 @@ from .stats import TensorStats
 from .verdict import Verdict
 from .wording import module_text, short_name
 
-__all__ = ["OwnStyle", "ReferenceStyle", "Report", "Style", "bad_numbers", "notices", "stats_line"]
+__all__ = ["OwnStyle", "ReferenceStyle", "Report", "Style", "bad_numbers", "detail_text", "notices", "stats_line"]
 
 # Two numbers of 8 columns and the blank between them.
 NUMBERS_WIDTH = 17
@@ -57,13 +57,16 @@ class ReferenceStyle:
     def frame(self, frame: Frame) -> str:
         blank = " " * NUMBERS_WIDTH
         lines = [f"{blank} {self.heading(frame)}"]
-        lines += [stats_line(line.content, line.label) for line in frame.lines]
+        lines += [self.line(line.content, line.label) for line in frame.lines]
         if frame.starts_batch:
             lines[:0] = [f"\n\n{blank} *** Starting batch number={frame.batch_number} ***", COLUMN_HEADER]
         return "\n".join(lines)
 
     def heading(self, frame: Frame) -> str:
         return f"{frame.module} {frame.class_name}"
+
+    def line(self, content: TensorStats | str, label: str) -> str:
+        return stats_line(content, label)
 
     def report(self, report: Report) -> str:
         return "\n".join(
@@ -96,6 +99,9 @@ class OwnStyle(ReferenceStyle):
     def heading(self, frame: Frame) -> str:
         return super().heading(frame) + " (recomputed)" * frame.is_recompute
 
+    def line(self, content: TensorStats | str, label: str) -> str:
+        return super().line(content, label) + detail_text(content)
+
     def report(self, report: Report) -> str:
         frames = super().report(replace(report, verdict=None)).rstrip("\n")
         return f"{frames}\n\n{self.detected(report)}\n"
@@ -122,6 +128,18 @@ def stats_line(content: TensorStats | str, label: str) -> str:
         return f"{content:>{NUMBERS_WIDTH}} {label}"
     low, high = (float("nan"),) * 2 if content.has_nan else (content.abs_min, content.abs_max)
     return f"{low:8.2e} {high:8.2e} {label}"
+
+
+def detail_text(content: TensorStats | str) -> str:
+    """As " (50 % zero, 12 % subnormal, smallest 5.96e-08)"; nothing where there is neither, or nobody asked."""
+    if isinstance(content, str) or not (content.zero_count or content.subnormal_count):
+        return ""
+    counts = [(content.zero_count, "zero"), (content.subnormal_count, "subnormal")]
+    parts = [f"{100 * count / content.numel:.3g} % {what}" for count, what in counts if count]
+    smallest = content.abs_min_nonzero
+    if content.zero_count and smallest is not None and smallest > 0:  # or else abs min is it, or there is none
+        parts.append(f"smallest {smallest:.2e}")
+    return f" ({', '.join(parts)})"
 
 
 def notices(content: TensorStats | str, label: str) -> list[str]:

@@ -35,7 +35,7 @@ def is_new(kinds: NonFinite, before: NonFinite) -> bool:
 class Row(NamedTuple):
     """The statistics of one tensor as a recorder gives them; `TensorStats` explains the fields.
 
-    `first_bad` is an index in memory order (layout.py).
+    `first_bad` is an index in memory order (layout.py). The last three are None where nobody asked for detail.
     """
 
     abs_min: float | int
@@ -45,6 +45,9 @@ class Row(NamedTuple):
     posinf_count: int
     neginf_count: int
     first_bad: int | None
+    zero_count: int | None = None
+    subnormal_count: int | None = None
+    abs_min_nonzero: float | int | None = None
 
     @property
     def non_finite(self) -> NonFinite:

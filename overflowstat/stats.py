@@ -14,6 +14,7 @@ from .capture import is_wrapper
 from .layout import coordinates
 from .recorder import Recorder, RecorderName, make_recorder
 from .row import NonFinite, Row
+from .validation import check_bool
 from .wording import short_name
 
 __all__ = ["READABLE_DTYPES", "TensorStats", "apart_from_the_run", "shape_of", "tensor_stats", "why_unreadable"]
@@ -50,6 +51,11 @@ class TensorStats:
         numel: elements of the tensor; those of an expanded view count as often as they are seen.
         dtype: the tensor's.
         shape: the tensor's, in elements.
+        zero_count: elements that are 0 (or False). This and what follows is None where `detail` was not asked for.
+        subnormal_count: elements that are not 0 and smaller than the smallest normal number of the tensor's dtype, so
+            that they have fewer bits than it promises; of complex ones by the modulus, and the dtype of their parts. 0
+            for dtypes without such numbers: integers, bool, float8_e8m0fnu.
+        abs_min_nonzero: smallest magnitude over the elements that are neither 0 nor NaN; nan if there is none.
     """
 
     abs_min: float | int
@@ -62,11 +68,14 @@ class TensorStats:
     numel: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    zero_count: int | None = None
+    subnormal_count: int | None = None
+    abs_min_nonzero: float | int | None = None
 
     @classmethod
     def of(cls, row: Row, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> "TensorStats":
         first_bad = None if row.first_bad is None else coordinates(row.first_bad, shape, stride)
-        return cls(*row[:-1], first_bad, math.prod(shape), dtype, shape)
+        return cls(*row[:6], first_bad, math.prod(shape), dtype, shape, *row[7:])
 
     @property
     def inf_count(self) -> int:
@@ -91,16 +100,19 @@ class TensorStats:
 
 
 @overload
-def tensor_stats(x: Tensor, *, recorder: RecorderName | Recorder = "auto") -> TensorStats: ...
+def tensor_stats(x: Tensor, *, detail: bool = False, recorder: RecorderName | Recorder = "auto") -> TensorStats: ...
 @overload
-def tensor_stats(x: Sequence[Tensor], *, recorder: RecorderName | Recorder = "auto") -> list[TensorStats]: ...
 def tensor_stats(
-    x: Tensor | Sequence[Tensor], *, recorder: RecorderName | Recorder = "auto"
+    x: Sequence[Tensor], *, detail: bool = False, recorder: RecorderName | Recorder = "auto"
+) -> list[TensorStats]: ...
+def tensor_stats(
+    x: Tensor | Sequence[Tensor], *, detail: bool = False, recorder: RecorderName | Recorder = "auto"
 ) -> TensorStats | list[TensorStats]:
     """Statistics of a tensor, or of each of a list of tensors.
 
     Args:
         x: tensors of any shape, dtype of `READABLE_DTYPES`, strides and device, mixed as they come.
+        detail: also count zeros and subnormals, and find the smallest magnitude that is not 0, in the same pass.
         recorder: what reads them: "native", "torch", or "auto" for the first of the two that is usable; or one of your
             own.
 
@@ -122,7 +134,7 @@ def tensor_stats(
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
         if reason := why_unreadable(tensor):
             raise TypeError(f"{name} cannot be read, it is {reason}")
-    reader = make_recorder(recorder)
+    reader = make_recorder(recorder, check_bool("detail", detail))
     with apart_from_the_run():
         rows = reader.record(tensors).rows()
     for row in rows:

@@ -28,17 +28,22 @@ _INT64_MIN = -(1 << 63)
 class TorchRecorder:
     """Gives the same rows as the native recorder, but for what torch.set_flush_denormal(True) makes of subnormals.
 
-    Cost: on a CPU two passes over slices in cache (eight where a slice holds something that is not finite), elsewhere
-    about fourteen launches a slice, and one host sync a device for all that was recorded since the last one; extra
-    memory of at most a few slices, never a copy of a large tensor.
+    Cost: on a CPU two passes over slices in cache (eight where a slice holds something that is not finite, six more
+    where `detail` finds something below the normal numbers), elsewhere about fourteen launches a slice (with detail
+    twice as many), and one host sync a device for all that was recorded since the last one; extra memory of at most a
+    few slices, never a copy of a large tensor.
     """
 
     name = "torch"
 
-    def __init__(self) -> None:
+    def __init__(self, detail: bool = False) -> None:
+        self.detail = detail
         self._lock = threading.RLock()
         self._unfetched: list[_Part] = []
         self._streams: dict[torch.device, set[torch.cuda.Stream]] = {}  # on which these were launched
+
+    def detailed(self) -> "TorchRecorder":
+        return TorchRecorder(detail=True)
 
     def capture(self) -> None:
         return None
@@ -48,7 +53,7 @@ class TorchRecorder:
             raise RuntimeError("plain torch operations cannot read tensors while a CUDA graph is captured")
         # Of neither mode: not every operation here has a forward-mode derivative in every version of torch.
         with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
-            parts = [_read(tensor) for tensor in tensors]
+            parts = [_read(tensor, self.detail) for tensor in tensors]
         with self._lock:
             for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
                 self._streams.setdefault(device, set()).add(torch.cuda.current_stream(device))
@@ -89,7 +94,7 @@ class _Reading:
     def rows(self) -> list[Row | str]:
         if not self.ready():
             self._recorder.fetch()
-        return [_merge(repeat, parts) for repeat, parts in self._tensors]
+        return [_merge(repeat, parts, self._recorder.detail) for repeat, parts in self._tensors]
 
     def replays(self) -> None:
         return None
@@ -116,12 +121,13 @@ class _Part:
     found: Tensor | Row | str  # a tensor, as _measure gives it, until it is fetched; or why that failed
 
 
-def _read(tensor: Tensor) -> list[_Part]:
-    if _results_are_at_hand(tensor.device) and 0 < tensor.numel() <= SLICE_ON_CPU and is_in_its_storage(tensor):
-        row = _measure(tensor)
+def _read(tensor: Tensor, detail: bool) -> list[_Part]:
+    is_small = _results_are_at_hand(tensor.device) and 0 < tensor.numel() <= SLICE_ON_CPU and is_in_its_storage(tensor)
+    if is_small and (not detail or _repeat(tensor) == 1):
+        row = _measure(tensor, detail)
         if isinstance(row, Row) and row.first_bad is None:  # then it does not matter in which order it was read
             return [_Part(0, tensor.dtype, row)]
-    return [_Part(start, tensor.dtype, _measure(elements)) for start, elements in _slices(tensor)]
+    return [_Part(start, tensor.dtype, _measure(elements, detail)) for start, elements in _slices(tensor)]
 
 
 def is_in_its_storage(tensor: Tensor) -> bool:
@@ -168,33 +174,39 @@ def _split(tensor: Tensor, start: int, limit: int) -> Iterator[tuple[int, Tensor
             yield from _split(part[0] if inner > limit else part, start + begin * inner, limit)
 
 
-def _measure(x: Tensor) -> Tensor | Row:
+def _measure(x: Tensor, detail: bool) -> Tensor | Row:
     """What there is in some elements: a row where that is at hand, else what _row makes one of."""
     at_hand = _results_are_at_hand(x.device)
     if not (x.is_floating_point() or x.is_complex()):
-        integers = _integer_measure(x)
+        integers = _integer_measure(x, detail)
         return _row(x.dtype, integers.tolist()) if at_hand else integers
     magnitude = _magnitude(x)
     if not at_hand:
-        return _counted(x, magnitude)
+        return _counted(x, magnitude, detail)
     smallest, largest = torch.aminmax(magnitude)
     high = largest.item()
-    if math.isfinite(high):  # then nothing needs to be counted
-        return Row(smallest.item(), high, high, 0, 0, 0, None)
-    return _row(x.dtype, _counted(x, magnitude).tolist())
+    if not math.isfinite(high):
+        return _row(x.dtype, _counted(x, magnitude, detail).tolist())
+    low = smallest.item()
+    row = Row(low, high, high, 0, 0, 0, None)  # of which nothing needs to be counted
+    if not detail:
+        return row
+    if low >= _smallest_normal(x.dtype):
+        return row._replace(zero_count=0, subnormal_count=0, abs_min_nonzero=low)
+    return Row(*row[:7], *_detail(x.dtype, _small(x.dtype, magnitude).tolist()))
 
 
 def _row(dtype: torch.dtype, measure: Sequence[int]) -> Row:
-    """Of [smallest, largest finite, NaNs, +infs, -infs, index of the first bad element].
+    """Of [smallest, largest finite, NaNs, +infs, -infs, index of the first bad element], and perhaps what _detail has.
 
     The first two are the bits of a float, or an int that orders as the magnitude falls (see _integer_measure); the
     largest finite one is that of -1.0 where nothing is finite, the index is -1 where all is.
     """
-    smallest, largest, nans, posinfs, neginfs, first = measure
+    smallest, largest, nans, posinfs, neginfs, first = measure[:6]
+    detail = _detail(dtype, measure[6:]) if len(measure) > 6 else ()
     if not (dtype.is_floating_point or dtype.is_complex):
-        offset = _INT64_MIN if dtype == torch.uint64 else 0
-        low, high = (_integer_magnitude(extreme, offset) for extreme in (smallest, largest))
-        return Row(low, high, high, 0, 0, 0, None)
+        low, high = (_integer_magnitude(extreme, dtype) for extreme in (smallest, largest))
+        return Row(low, high, high, 0, 0, 0, None, *detail)
     finite_abs_max = _float(largest, dtype)
     has_inf = posinfs + neginfs > 0
     if finite_abs_max < 0:
@@ -202,10 +214,31 @@ def _row(dtype: torch.dtype, measure: Sequence[int]) -> Row:
     else:
         abs_min = _float(smallest, dtype)
     abs_max = math.inf if has_inf else finite_abs_max
-    return Row(abs_min, abs_max, finite_abs_max, nans, posinfs, neginfs, None if first < 0 else first)
+    return Row(abs_min, abs_max, finite_abs_max, nans, posinfs, neginfs, None if first < 0 else first, *detail)
 
 
-def _counted(x: Tensor, magnitude: Tensor) -> Tensor:
+def _detail(dtype: torch.dtype, measure: Sequence[int]) -> tuple[int, int, float | int]:
+    """Of [zeros, subnormals, smallest that is not 0, whether there is any]; the third is as in _row."""
+    zeros, subnormals, smallest, there = measure
+    if not there:
+        return zeros, subnormals, math.nan
+    is_float = dtype.is_floating_point or dtype.is_complex
+    return zeros, subnormals, _float(smallest, dtype) if is_float else _integer_magnitude(smallest, dtype)
+
+
+def _small(dtype: torch.dtype, magnitude: Tensor) -> Tensor:
+    """For _detail, of elements of this dtype."""
+    zero, nonzero = magnitude == 0, magnitude > 0
+    subnormal = nonzero & (magnitude < _smallest_normal(dtype))
+    smallest = torch.where(nonzero, magnitude, math.inf).amin()
+    return torch.stack([zero.sum(), subnormal.sum(), _bits(smallest), nonzero.any().to(torch.int64)])
+
+
+def _smallest_normal(dtype: torch.dtype) -> float:
+    return 0.0 if dtype == torch.float8_e8m0fnu else torch.finfo(dtype).smallest_normal  # of a complex one its parts'
+
+
+def _counted(x: Tensor, magnitude: Tensor, detail: bool) -> Tensor:
     nan, posinf, neginf = _specials(x)
     finite = magnitude < math.inf
     smallest = torch.where(finite, magnitude, math.inf).amin()
@@ -213,7 +246,8 @@ def _counted(x: Tensor, magnitude: Tensor) -> Tensor:
     bad = ~finite | nan
     first = torch.where(bad.any(), bad.to(torch.uint8).argmax(), -1)
     counts = torch.stack([nan.sum(), posinf.sum(), neginf.sum(), first])
-    return torch.cat([_bits(torch.stack([smallest, largest])), counts])
+    found = [_bits(torch.stack([smallest, largest])), counts]
+    return torch.cat([*found, _small(x.dtype, magnitude)] if detail else found)
 
 
 def _results_are_at_hand(device: torch.device) -> bool:
@@ -231,7 +265,7 @@ def _float(bits: int, dtype: torch.dtype) -> float:
     return float(struct.unpack(real, struct.pack(integer, bits))[0])
 
 
-def _integer_measure(x: Tensor) -> Tensor:
+def _integer_measure(x: Tensor, detail: bool) -> Tensor:
     """For _row. Magnitudes are kept negated, since -|x| fits where |x| does not; uint64 ones offset by 2**63."""
     if x.dtype == torch.uint64:
         negated = x.view(torch.int64).bitwise_xor(_INT64_MIN).bitwise_not()
@@ -244,7 +278,12 @@ def _integer_measure(x: Tensor) -> Tensor:
     largest, smallest = torch.aminmax(negated)
     none = torch.zeros(4, dtype=torch.int64, device=x.device)
     none[3] = -1
-    return torch.cat([torch.stack([smallest, largest]).to(torch.int64), none])
+    found = [torch.stack([smallest, largest]).to(torch.int64), none]
+    if detail:
+        nonzero = negated != _negated_zero(x.dtype)
+        closest = torch.where(nonzero, negated, torch.iinfo(negated.dtype).min).amax().to(torch.int64)
+        found.append(torch.stack([(~nonzero).sum(), none[0], closest, nonzero.any().to(torch.int64)]))
+    return torch.cat(found)
 
 
 def _magnitude(x: Tensor) -> Tensor:
@@ -292,30 +331,41 @@ def _square_root(x: Tensor) -> Tensor:
     return torch.complex(x, torch.zeros_like(x)).sqrt().real if x.device.type == "cpu" else x.sqrt()
 
 
-def _merge(repeat: int, parts: Sequence[_Part]) -> Row | str:
+def _merge(repeat: int, parts: Sequence[_Part], detail: bool) -> Row | str:
     for part in parts:
         if isinstance(part.found, str):
             return part.found
     rows = [part.found for part in parts if isinstance(part.found, Row)]
-    if len(rows) == 1 and rows[0].first_bad is None:
+    if len(rows) == 1 and rows[0].first_bad is None and (not detail or repeat == 1):
         return rows[0]
-
-    def extreme(of: Callable[[Iterable[float | int]], float | int], values: Iterable[float | int]) -> float | int:
-        numbers = [value for value in values if value == value]
-        return of(numbers) if numbers else math.nan
-
     bad = (part.start + row.first_bad for part, row in zip(parts, rows, strict=True) if row.first_bad is not None)
     first = next(bad, None)
-    return Row(
-        extreme(min, (row.abs_min for row in rows)),
-        extreme(max, (row.abs_max for row in rows)),
-        extreme(max, (row.finite_abs_max for row in rows)),
+    row = Row(
+        _extreme(min, (row.abs_min for row in rows)),
+        _extreme(max, (row.abs_max for row in rows)),
+        _extreme(max, (row.finite_abs_max for row in rows)),
         repeat * sum(row.nan_count for row in rows),
         repeat * sum(row.posinf_count for row in rows),
         repeat * sum(row.neginf_count for row in rows),
         None if first is None else repeat * first,
     )
+    if not detail:
+        return row
+    return row._replace(
+        zero_count=repeat * sum(row.zero_count or 0 for row in rows),
+        subnormal_count=repeat * sum(row.subnormal_count or 0 for row in rows),
+        abs_min_nonzero=_extreme(min, (row.abs_min_nonzero for row in rows)),
+    )
 
 
-def _integer_magnitude(negated: int, offset: int) -> int:
-    return ~negated - offset if offset else -negated
+def _extreme(of: Callable[[Iterable[float | int]], float | int], values: Iterable[float | int | None]) -> float | int:
+    numbers = [value for value in values if value is not None and value == value]
+    return of(numbers) if numbers else math.nan
+
+
+def _negated_zero(dtype: torch.dtype) -> int:
+    return ~_INT64_MIN if dtype == torch.uint64 else 0
+
+
+def _integer_magnitude(negated: int, dtype: torch.dtype) -> int:
+    return _negated_zero(dtype) - negated

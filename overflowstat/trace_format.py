@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, TypeVar
 
@@ -41,11 +41,7 @@ VERSION = 1
 
 END_LINE = '{"type":"end"}\n'
 COUNTS = ("nan_count", "posinf_count", "neginf_count")
-DETAILS = tuple(
-    name
-    for name in ("zero_count", "subnormal_count", "abs_min_nonzero")
-    if name in {field.name for field in fields(TensorStats)}
-)
+DETAILS = ("zero_count", "subnormal_count", "abs_min_nonzero")
 """None where they were not asked for."""
 
 
@@ -242,7 +238,9 @@ def _read_stats(line: Mapping[str, Any]) -> TensorStats:
         numel,
         _named(_DTYPES, line["dtype"]),
         shape,
-        **{name: _read_number(line[name]) for name in DETAILS if name in line},
+        zero_count=_of(int, line["zero_count"]) if "zero_count" in line else None,
+        subnormal_count=_of(int, line["subnormal_count"]) if "subnormal_count" in line else None,
+        abs_min_nonzero=_read_number(line["abs_min_nonzero"]) if "abs_min_nonzero" in line else None,
     )
 
 

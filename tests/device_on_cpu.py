@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from compile_once import KEPT, compile_once
-from expected_rows import ExpectedRow, coordinates
+from expected_rows import DetailedRow, ExpectedRow, coordinates
 
 TESTS = Path(__file__).parent
 CSRC = TESTS.parent / "csrc"
@@ -95,6 +95,15 @@ class Row(ctypes.Structure):
     numel: int
 
 
+class Detail(ctypes.Structure):
+    """Detail of csrc/stats_row.h."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("abs_min_nonzero", "zero_count", "subnormal_count")]
+    abs_min_nonzero: int
+    zero_count: int
+    subnormal_count: int
+
+
 @dataclass(frozen=True)
 class Placed:
     """The elements of a tensor, contiguous in memory order, at an address of our choice."""
@@ -129,8 +138,8 @@ class RowDecoder:
         self.library.key_value.restype = ctypes.c_double
         self.library.key_value.argtypes = [ctypes.c_uint32, ctypes.c_uint64]
 
-    def values(self, tensor: torch.Tensor, row: Row, repeat: int = 1) -> ExpectedRow:
-        """What a row says of a tensor that shows each of the row's elements `repeat` times."""
+    def values(self, tensor: torch.Tensor, row: Row, repeat: int = 1, detail: Detail | None = None) -> ExpectedRow:
+        """What a row, and perhaps its detail, says of a tensor that shows each of its elements `repeat` times."""
         number = FORMATS[tensor.dtype]
         is_integer = not tensor.is_floating_point() and not tensor.is_complex()
 
@@ -140,7 +149,7 @@ class RowDecoder:
         has_magnitude = self.library.row_has_magnitude(number, ctypes.byref(row))
         has_finite = self.library.row_has_finite(number, ctypes.byref(row))
         finite_abs_max = magnitude(row.finite_abs_max) if has_finite else math.nan
-        return ExpectedRow(
+        found = ExpectedRow(
             abs_min=magnitude(row.abs_min) if has_magnitude else math.nan,
             abs_max=math.inf if row.posinf_count + row.neginf_count else finite_abs_max,
             finite_abs_max=finite_abs_max,
@@ -149,6 +158,15 @@ class RowDecoder:
             neginf_count=row.neginf_count * repeat,
             first_bad=None if row.first_bad == 2**64 - 1 else coordinates(tensor, row.first_bad),
             numel=row.numel * repeat,
+        )
+        if detail is None:
+            return found
+        has_nonzero = self.library.row_has_nonzero(number, ctypes.byref(row), ctypes.byref(detail))
+        return DetailedRow(
+            **found,
+            zero_count=detail.zero_count * repeat,
+            subnormal_count=detail.subnormal_count * repeat,
+            abs_min_nonzero=magnitude(detail.abs_min_nonzero) if has_nonzero else math.nan,
         )
 
 
@@ -162,12 +180,12 @@ class DeviceOnCpu(RowDecoder):
         self.library.count_chunks.argtypes = [ctypes.c_uint32, ctypes.c_uint64]
         self.library.strided_offset.restype = ctypes.c_int64
         self.library.strided_offset.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 2, ctypes.c_uint64]
-        self.library.run_dense.argtypes = [ctypes.c_uint64, *[ctypes.c_void_p] * 4]
+        self.library.run_dense.argtypes = [ctypes.c_uint64, *[ctypes.c_void_p] * 5]
         self.library.run_strided.argtypes = [
             ctypes.c_void_p,
             ctypes.c_uint32,
             ctypes.c_int64,
-            *[ctypes.c_void_p] * 4,
+            *[ctypes.c_void_p] * 5,
         ]
         self.set_machine()
 
@@ -175,8 +193,11 @@ class DeviceOnCpu(RowDecoder):
         """lane_order: 0 rising, 1 falling, above that the seed of a shuffle. workers: blocks that run at once."""
         self.library.set_machine(multiprocessors - 1, lane_order, workers)
 
-    def raw_rows(self, tensors: Sequence[torch.Tensor | Placed]) -> ctypes.Array[Row]:
-        """One dense launch; raises if it fails or the driver finds a Fault.
+    def raw_rows(
+        self, tensors: Sequence[torch.Tensor | Placed], details: ctypes.Array[Detail] | None = None
+    ) -> ctypes.Array[Row]:
+        """One dense launch, with detail if there is something to put that in; raises if it fails or the driver finds
+        a Fault.
 
         That is a workspace other than all zero, a row without the launch's stamp or stamped before the host could see
         it, or a row written that is not the launch's.
@@ -190,7 +211,7 @@ class DeviceOnCpu(RowDecoder):
             plain = tensor.tensor if isinstance(tensor, Placed) else tensor
             formats[i], numels[i] = FORMATS[plain.dtype], plain.numel()
         rows = (Row * count)()
-        error = self.library.run_dense(count, data, formats, numels, rows)
+        error = self.library.run_dense(count, data, formats, numels, rows, details)
         assert error == 0, f"launch_dense: {error}"
         return rows
 
@@ -199,8 +220,15 @@ class DeviceOnCpu(RowDecoder):
         plain = [tensor.tensor if isinstance(tensor, Placed) else tensor for tensor in tensors]
         return [self.values(tensor, row) for tensor, row in zip(plain, rows, strict=True)]
 
-    def strided_row(self, tensor: torch.Tensor, address: int | None = None) -> ExpectedRow:
+    def detailed_rows(self, tensors: Sequence[torch.Tensor | Placed]) -> list[ExpectedRow]:
+        details = (Detail * len(tensors))()
+        rows = self.raw_rows(tensors, details)
+        plain = [tensor.tensor if isinstance(tensor, Placed) else tensor for tensor in tensors]
+        return [self.values(tensor, row, 1, detail) for tensor, row, detail in zip(plain, rows, details, strict=True)]
+
+    def strided_row(self, tensor: torch.Tensor, address: int | None = None, detail: bool = False) -> ExpectedRow:
         row = Row()
+        found = Detail() if detail else None
         repeat = ctypes.c_int64()
         rank = tensor.dim()
         sizes = (ctypes.c_int64 * rank)(*tensor.shape)
@@ -212,10 +240,11 @@ class DeviceOnCpu(RowDecoder):
             sizes,
             strides,
             ctypes.byref(row),
+            None if found is None else ctypes.byref(found),
             ctypes.byref(repeat),
         )
         assert error == 0, f"launch_strided: {error}"
-        return self.values(tensor, row, repeat.value)
+        return self.values(tensor, row, repeat.value, found)
 
 
 def same(a: ExpectedRow, b: ExpectedRow) -> bool:

@@ -7,7 +7,7 @@ no idea with the code that it is the measure of. What inf and NaN mean for a com
 from __future__ import annotations
 
 import math
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,28 @@ class ExpectedRow(TypedDict):
     neginf_count: int
     first_bad: tuple[int, ...] | None  # coordinates of the first element in memory order that is not finite
     numel: int
+
+
+class DetailedRow(ExpectedRow):
+    zero_count: int
+    subnormal_count: int  # neither 0 nor a normal number of the dtype; for a complex one, of its parts' dtype
+    abs_min_nonzero: int | float  # over the elements that are neither 0 nor NaN
+
+
+# From the formats' definitions: the smallest number whose leading bit is not spelt out. What is not here has no others.
+SMALLEST_NORMAL = {
+    torch.float64: 2.0**-1022,
+    torch.float32: 2.0**-126,
+    torch.float16: 2.0**-14,
+    torch.bfloat16: 2.0**-126,
+    torch.float8_e4m3fn: 2.0**-6,
+    torch.float8_e5m2: 2.0**-14,
+    torch.float8_e4m3fnuz: 2.0**-7,
+    torch.float8_e5m2fnuz: 2.0**-15,
+    torch.complex128: 2.0**-1022,
+    torch.complex64: 2.0**-126,
+    torch.complex32: 2.0**-14,
+}
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
@@ -72,8 +94,13 @@ def complex_magnitude(parts: np.ndarray, magnitude_type: type[np.floating]) -> n
     return np.where(finite, saturated, np.where(infinite, np.inf, np.nan))
 
 
+def integer_values(tensor: torch.Tensor) -> np.ndarray:
+    values: np.ndarray = (tensor.view(torch.uint8) != 0).numpy() if tensor.dtype == torch.bool else tensor.numpy()
+    return values
+
+
 def integer_row(tensor: torch.Tensor) -> ExpectedRow:
-    values = (tensor.view(torch.uint8) != 0).numpy() if tensor.dtype == torch.bool else tensor.numpy()
+    values = integer_values(tensor)
     abs_min: int | float = math.nan
     abs_max: int | float = math.nan
     if values.size:
@@ -93,22 +120,56 @@ def integer_row(tensor: torch.Tensor) -> ExpectedRow:
     )
 
 
+def complex_parts(tensor: torch.Tensor) -> np.ndarray:
+    parts: np.ndarray = torch.view_as_real(tensor.resolve_conj().resolve_neg()).to(torch.float64).numpy()
+    return parts
+
+
+def float_magnitude(tensor: torch.Tensor) -> np.ndarray:
+    if not tensor.is_complex():
+        magnitude: np.ndarray = np.abs(tensor.to(torch.float64).numpy())
+        return magnitude
+    return complex_magnitude(complex_parts(tensor), np.float64 if tensor.dtype == torch.complex128 else np.float32)
+
+
+def detailed_row(tensor: torch.Tensor) -> DetailedRow:
+    """What is asked for with detail, of the same tensors."""
+    row = expected_row(tensor)
+    tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor.detach()
+    if tensor.is_floating_point() or tensor.is_complex():
+        magnitude = float_magnitude(tensor)
+        there = [float(m) for m in np.unique(magnitude) if m > 0]
+        zeros = int(np.count_nonzero(magnitude == 0))
+    else:
+        numbers = np.unique(integer_values(tensor))
+        there = [abs(int(number)) for number in numbers if number != 0]
+        zeros = tensor.numel() - int(np.count_nonzero(integer_values(tensor)))
+    subnormals = 0
+    if tensor.dtype in SMALLEST_NORMAL:
+        subnormals = int(np.count_nonzero((magnitude > 0) & (magnitude < SMALLEST_NORMAL[tensor.dtype])))
+    return DetailedRow(
+        **row, zero_count=zeros, subnormal_count=subnormals, abs_min_nonzero=min(there, default=math.nan)
+    )
+
+
+def without_detail(row: DetailedRow) -> ExpectedRow:
+    found: Any = {field: value for field, value in row.items() if field in ExpectedRow.__annotations__}
+    return cast(ExpectedRow, found)
+
+
 def expected_row(tensor: torch.Tensor) -> ExpectedRow:
     """The row of one tensor of any dtype that overflowstat reads, in any layout; every logical element counts once."""
     tensor = tensor.detach().cpu() if tensor.device.type != "cpu" else tensor.detach()
     if not tensor.is_floating_point() and not tensor.is_complex():
         return integer_row(tensor)
+    magnitude = float_magnitude(tensor)
     if tensor.is_complex():
-        plain = tensor.resolve_conj().resolve_neg()
-        parts = torch.view_as_real(plain).to(torch.float64).numpy()
-        magnitude_type = np.float64 if tensor.dtype == torch.complex128 else np.float32
-        magnitude = complex_magnitude(parts, magnitude_type)
+        parts = complex_parts(tensor)
         nan = np.isnan(parts).any(axis=-1)
         posinf = np.isinf(parts).any(axis=-1)  # an infinite complex number has no sign
         neginf = np.zeros_like(posinf)
     else:
         values = tensor.to(torch.float64).numpy()
-        magnitude = np.abs(values)
         nan, posinf, neginf = np.isnan(values), values == np.inf, values == -np.inf
     with_magnitude = magnitude[~np.isnan(magnitude)]
     finite = magnitude[np.isfinite(magnitude)]

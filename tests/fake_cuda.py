@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from compile_once import KEPT, compile_once
-from device_on_cpu import COMMON_FLAGS, CSRC, FORMATS, STANDIN, TESTS, Row, RowDecoder, compiler
+from device_on_cpu import COMMON_FLAGS, CSRC, FORMATS, STANDIN, TESTS, Detail, Row, RowDecoder, compiler
 from expected_rows import ExpectedRow
 
 FOLDER = TESTS / "cuda_host"
@@ -130,11 +130,11 @@ class FakeCuda:
             "capture_end": [ctypes.c_int, long, pointer],
             "graph_replay": [ctypes.c_int, ctypes.c_int, long],
             "recorder_new": [long, ctypes.c_double],
-            "recorder_launch": [pointer, pointer, long],
+            "recorder_launch": [pointer, pointer, long, ctypes.c_int],
             "recorder_delete": [pointer],
             "reading_delete": [pointer],
             "reading_ready": [pointer],
-            "reading_rows": [pointer, ctypes.c_double, pointer, long, ctypes.c_int],
+            "reading_rows": [pointer, ctypes.c_double, pointer, pointer, long, ctypes.c_int],
             "reading_replays": [pointer, ctypes.c_double, pointer],
         }
         for name, types in arguments.items():
@@ -277,7 +277,9 @@ class FakeRecorder:
         self._machine = machine
         self._handle = handle
 
-    def launch(self, tensors: Sequence[torch.Tensor], devices: Sequence[int] | int = 0) -> FakeReading:
+    def launch(
+        self, tensors: Sequence[torch.Tensor], devices: Sequence[int] | int = 0, detail: bool = False
+    ) -> FakeReading:
         """Each as if it were on its device. Raises RuntimeError with the text of the C++ exception."""
         of_each = [devices] * len(tensors) if isinstance(devices, int) else devices
         described = (_Tensor * len(tensors))()
@@ -289,10 +291,10 @@ class FakeRecorder:
             data = tensor.data_ptr() if tensor.numel() else None
             place.data, place.device, place.format, place.rank = data, device, FORMATS[tensor.dtype], tensor.dim()
             place.sizes, place.strides = address
-        handle = self._machine.library.recorder_launch(self._handle, described, len(tensors))
+        handle = self._machine.library.recorder_launch(self._handle, described, len(tensors), detail)
         if not handle:
             raise RuntimeError(self._machine.library.get_text().decode())
-        return FakeReading(self._machine, handle, list(tensors))
+        return FakeReading(self._machine, handle, list(tensors), detail)
 
     def close(self) -> None:
         self._machine.library.recorder_delete(self._handle)
@@ -301,8 +303,9 @@ class FakeRecorder:
 class FakeReading:
     """A `Reading` of csrc/reading.h."""
 
-    def __init__(self, machine: FakeCuda, handle: int, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, machine: FakeCuda, handle: int, tensors: list[torch.Tensor], detail: bool) -> None:
         self._machine = machine
+        self._detail = detail
         self._handle: int | None = handle
         self._tensors = tensors
 
@@ -311,19 +314,23 @@ class FakeReading:
 
     def raw_rows(self, limit: float = 20.0, one_by_one: bool = False) -> tuple[list[Row], list[str]]:
         """The rows, and why each is missing, "" where it is not. Raises RuntimeError if the C++ code throws."""
-        rows = (Row * len(self._tensors))()
-        missing = self._machine.library.reading_rows(self._handle, limit, rows, len(rows), one_by_one)
+        rows, _, missing = self._raw(limit, one_by_one)
+        return rows, missing
+
+    def _raw(self, limit: float, one_by_one: bool) -> tuple[list[Row], list[Detail], list[str]]:
+        rows, details = (Row * len(self._tensors))(), (Detail * len(self._tensors))()
+        missing = self._machine.library.reading_rows(self._handle, limit, rows, details, len(rows), one_by_one)
         if missing is None:
             raise RuntimeError(self._machine.library.get_text().decode())
-        return list(rows), missing.decode().split("\n")[:-1]
+        return list(rows), list(details), missing.decode().split("\n")[:-1]
 
     def rows(self, limit: float = 20.0, one_by_one: bool = False) -> list[ExpectedRow | str]:
-        """What each tensor's row says, or why there is none."""
-        rows, missing = self.raw_rows(limit, one_by_one)
+        """What each tensor's row says, with its detail if that was launched, or why there is none."""
         values: list[ExpectedRow | str] = []
-        for tensor, row, reason in zip(self._tensors, rows, missing, strict=True):
+        for tensor, row, detail, reason in zip(self._tensors, *self._raw(limit, one_by_one), strict=True):
             repeat = tensor.numel() // row.numel if row.numel else 1
-            values.append(reason or self._machine._decoder.values(tensor, row, repeat))
+            found = self._machine._decoder.values(tensor, row, repeat, detail if self._detail else None)
+            values.append(reason or found)
         return values
 
     def replays(self, limit: float = 20.0) -> Replays | None:

@@ -179,6 +179,11 @@ class Compiled:
     shared_bytes: dict[str, int]
 
 
+def most_registers(kernel: str) -> int:
+    """Of a thread, so that of the 65536 of a multiprocessor there are enough for four blocks of 256, or for three."""
+    return 80 if "dense_detail" in kernel else 64
+
+
 def build(architecture: str, cuda: CudaToolkit, csrc: Path = CSRC, folder: Path = KEPT) -> tuple[Path, str]:
     """Compiles as setup.py does, both sides, for one architecture, with all warnings: machine code, compiler's words.
 

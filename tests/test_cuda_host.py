@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from device_on_cpu import compiler, same
-from expected_rows import expected_row
+from expected_rows import detailed_row, expected_row
 from fake_cuda import (
     GLOBAL,
     INVALIDATED,
@@ -1160,3 +1160,59 @@ def test_threads_launch_on_streams_and_devices_at_once(cuda: FakeCuda) -> None:
         for thread in threads:
             thread.join()
     assert errors == []
+
+
+# ---- detail
+
+
+SMALL = torch.tensor([0.0, 1e-40, -3.0, 0.0, 1e-45, float("nan")])
+
+
+def check_detail(reading: FakeReading, tensors: Sequence[Tensor]) -> None:
+    for row, tensor in zip(reading.rows(), tensors, strict=True):
+        assert not isinstance(row, str), row
+        assert same(row, detailed_row(tensor)), (row, tensor)
+
+
+@pytest.mark.parametrize("count", [1, 40, 65, 300])
+def test_detail_comes_with_the_rows_of_as_many_launches(cuda: FakeCuda, recorder: FakeRecorder, count: int) -> None:
+    """Beside launches without it, whose workspace, table and ring it shares."""
+    tensors = [*some(count), SMALL, SMALL.expand(3, 6)[:, ::2], STRIDED]
+    for detail in (True, False, True):
+        recorder.launch(tensors, detail=detail)
+        cuda.run()
+    cuda.counts()
+    readings = [recorder.launch(tensors, detail=detail) for detail in (True, False, True)]
+    assert [launch.tensors for launch in cuda.launches()] == 3 * [count + 1, 0, 0]
+    cuda.run()
+    check_detail(readings[0], tensors)
+    check(readings[1], tensors)
+    check_detail(readings[2], tensors)
+
+
+def test_detail_is_read_anew_in_each_replay(cuda: FakeCuda, recorder: FakeRecorder) -> None:
+    numbers, view = SMALL.clone(), torch.zeros(12)
+    tensors = [numbers, view[::3]]
+    recorder.launch(tensors, detail=True)
+    cuda.run()
+    stream = cuda.new_stream()
+    with cuda.capturing(stream) as graph:
+        reading = recorder.launch(tensors, detail=True)
+    assert reading.rows() == ["the CUDA graph that reads it has not been replayed"] * 2
+    for number in range(1, 4):
+        numbers[number], view[3] = 0.0, 1e-40 * number
+        graph.replay(stream)
+        with cuda.on(stream):
+            assert reading.replays() == (number, False, "")
+        check_detail(reading, tensors)
+
+
+def test_a_row_that_came_before_its_device_failed_has_its_detail(cuda: FakeCuda, recorder: FakeRecorder) -> None:
+    recorder.launch([SMALL, STRIDED], detail=True)
+    cuda.run()
+    cuda.assert_after(1)
+    reading = recorder.launch([SMALL, STRIDED], detail=True)
+    cuda.run()
+    first, second = reading.rows()
+    assert not isinstance(first, str) and same(first, detailed_row(SMALL))
+    assert isinstance(second, str) and "assert" in second.lower()

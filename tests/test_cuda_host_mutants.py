@@ -165,8 +165,8 @@ MUTANTS = [
     Mutant(
         "a frame that failed takes the rows with it that came",
         "reading.cpp",
-        "      if (arrived) {",
-        "      if (arrived && result.failure.empty()) {",
+        "      if (result.rows[slot].first) {",
+        "      if (result.rows[slot].first && result.failure.empty()) {",
         "breaks_off_has_the_rows",
     ),
     Mutant(
@@ -394,15 +394,15 @@ MUTANTS = [
     Mutant(
         "a captured launch has the host's stamp",
         "cuda/recorder.cpp",
-        "rows.get(), kNextStamp)",
-        "rows.get(), 1)",
+        "rows.get(), kNextStamp,",
+        "rows.get(), 1,",
         "anew_and_is_counted",
     ),
     Mutant(
         "a captured launch takes rows of the ring",
         "cuda/recorder.cpp",
-        "const std::shared_ptr<StampedRow> rows = graph->rows(list.size());",
-        "const std::shared_ptr<StampedRow> rows(begin_frame(list.size(), poll_of(stream), reading)->rows(), "
+        "const std::shared_ptr<StampedRow> rows = graph->rows(slots);",
+        "const std::shared_ptr<StampedRow> rows(begin_frame(slots, poll_of(stream), reading)->rows(), "
         "[](StampedRow*) {});",
         "ring_is_not_touched",
     ),

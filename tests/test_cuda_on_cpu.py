@@ -9,8 +9,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from device_on_cpu import DTYPES, FORMATS, Build, DeviceOnCpu, Placed, Row, compiler, place, same
-from expected_rows import ExpectedRow, expected_row
+from device_on_cpu import DTYPES, FORMATS, Build, Detail, DeviceOnCpu, Placed, Row, compiler, place, same
+from expected_rows import SMALLEST_NORMAL, ExpectedRow, detailed_row, expected_row, without_detail
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from special_tensors import NOT_FINITE, NUMBERS, code_type, from_codes, part, strided_views, with_bad
@@ -53,13 +53,22 @@ def device(small_device: DeviceOnCpu) -> DeviceOnCpu:
 
 
 def check(device: DeviceOnCpu, tensors: list[torch.Tensor | Placed]) -> None:
-    for tensor, row in zip(tensors, device.rows(tensors), strict=True):
+    """Without detail and with it."""
+    for tensor, row, detailed in zip(tensors, device.rows(tensors), device.detailed_rows(tensors), strict=True):
         plain = tensor.tensor if isinstance(tensor, Placed) else tensor
-        expected = expected_row(plain)
+        expected = detailed_row(plain)
         where = f"{plain.dtype} {tuple(plain.shape)}" + (
             f" at {tensor.address % 64}" if isinstance(tensor, Placed) else ""
         )
-        assert same(row, expected), f"{where}: {row} instead of {expected}"
+        assert same(detailed, expected), f"{where}: {detailed} instead of {expected}"
+        assert same(row, without_detail(expected)), f"{where}: {row} instead of {expected}"
+
+
+def check_strided(device: DeviceOnCpu, tensor: torch.Tensor, address: int | None = None, where: object = "") -> None:
+    expected = detailed_row(tensor)
+    row, detailed = (device.strided_row(tensor, address, detail) for detail in (False, True))
+    assert same(detailed, expected), f"{where}: {detailed} instead of {expected}"
+    assert same(row, without_detail(expected)), f"{where}: {row} instead of {expected}"
 
 
 # ---- every format
@@ -105,15 +114,42 @@ def test_every_code_of_the_narrow_formats(
     np.testing.assert_array_equal(rows["first_bad"], first_bad)
     np.testing.assert_array_equal(rows["numel"], width)
 
+    detailed, details = run_table_with_detail(one_warp_device, tensor, codes, width, step)
+    for field, column in rows.items():
+        np.testing.assert_array_equal(detailed[field], column)
+    there = ~np.isnan(values) & (values != 0)
+    below = (magnitudes < SMALLEST_NORMAL[dtype]) & there if dtype in SMALLEST_NORMAL else np.zeros_like(there)
+    np.testing.assert_array_equal(details["zero_count"], (values == 0).sum(axis=1))
+    np.testing.assert_array_equal(details["subnormal_count"], below.sum(axis=1))
+    any_there = there.any(axis=1)
+    smallest = np.where(there, magnitudes, np.inf).min(axis=1)[any_there]
+    np.testing.assert_array_equal(magnitude_of(details["abs_min_nonzero"][any_there]), smallest)
 
-def run_table(device: DeviceOnCpu, tensor: torch.Tensor, count: int, width: int, step: int) -> dict[str, np.ndarray]:
+
+def run_table_with_detail(
+    device: DeviceOnCpu, tensor: torch.Tensor, count: int, width: int, step: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    details = (Detail * count)()
+    rows = run_table(device, tensor, count, width, step, details)
+    table = np.ctypeslib.as_array(ctypes.cast(details, ctypes.POINTER(ctypes.c_uint64)), (count, len(Detail._fields_)))
+    return rows, {field[0]: table[:, i].copy() for i, field in enumerate(Detail._fields_)}
+
+
+def run_table(
+    device: DeviceOnCpu,
+    tensor: torch.Tensor,
+    count: int,
+    width: int,
+    step: int,
+    details: ctypes.Array[Detail] | None = None,
+) -> dict[str, np.ndarray]:
     """Rows of `count` tensors of `width` elements that lie one after the other: an array for each field."""
     data = np.arange(count, dtype=np.uint64) * step + tensor.data_ptr()
     formats = np.full(count, FORMATS[tensor.dtype], dtype=np.uint32)
     numels = np.full(count, width, dtype=np.uint64)
     rows = (Row * count)()
     arguments = [ctypes.c_void_p(array.ctypes.data) for array in (data, formats, numels)]
-    assert device.library.run_dense(count, *arguments, rows) == 0
+    assert device.library.run_dense(count, *arguments, rows, details) == 0
     table = np.ctypeslib.as_array(ctypes.cast(rows, ctypes.POINTER(ctypes.c_uint64)), (count, len(Row._fields_)))
     return {field[0]: table[:, i].copy() for i, field in enumerate(Row._fields_)}
 
@@ -260,8 +296,7 @@ def test_blocks_that_race_on_one_tensor(device: DeviceOnCpu, lane_order: int) ->
 def test_strided_tensors_are_read_in_place(device: DeviceOnCpu, dtype: torch.dtype) -> None:
     device.set_machine(multiprocessors=5)
     for view, tensor in strided_views(dtype).items():
-        row, expected = device.strided_row(tensor), expected_row(tensor)
-        assert same(row, expected), f"{view}: {row} instead of {expected}"
+        check_strided(device, tensor, where=view)
 
 
 def test_a_strided_tensor_may_lie_at_any_address(device: DeviceOnCpu) -> None:
@@ -271,7 +306,7 @@ def test_a_strided_tensor_may_lie_at_any_address(device: DeviceOnCpu) -> None:
         view = base.view(10, 20)[:, ::2]
         for offset in (1, 4, 8, 15):
             placed = place(base, offset)
-            assert same(device.strided_row(view, placed.address), expected_row(view)), (dtype, offset)
+            check_strided(device, view, placed.address, (dtype, offset))
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -284,8 +319,7 @@ def test_strided_tensors_of_any_shape(device: DeviceOnCpu, data: st.DataObject) 
     extent = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True) if size) + 1
     bad = data.draw(st.lists(st.integers(0, extent - 1), max_size=3), label="not finite")
     base = with_bad(data.draw(st.sampled_from(DTYPES)), extent, bad, rng)
-    tensor = base.as_strided(sizes, strides)
-    assert same(device.strided_row(tensor), expected_row(tensor))
+    check_strided(device, base.as_strided(sizes, strides))
 
 
 @pytest.mark.parametrize("sizes", [(3, 5, 7), (2**20, 3, 2**13), (2**33 + 5,), (2, 2**31 + 1, 2)])
@@ -331,7 +365,7 @@ INVALID_VALUE = 1  # cudaErrorInvalidValue
 def test_a_list_with_more_chunks_than_the_table_can_number_is_refused(device: DeviceOnCpu) -> None:
     numel = 2**32 * 1024  # bytes, in chunks of 1024
     arguments = (ctypes.c_uint64(0), ctypes.c_uint32(FORMATS[torch.uint8]), ctypes.c_uint64(numel), Row())
-    error = device.library.run_dense(1, *(ctypes.byref(argument) for argument in arguments))
+    error = device.library.run_dense(1, *(ctypes.byref(argument) for argument in arguments), None)
     assert error == INVALID_VALUE
 
 
@@ -348,7 +382,7 @@ def test_a_device_is_asked_for_its_size_once(device: DeviceOnCpu) -> None:
     before = device.library.get_attribute_queries()
     for _ in range(5):
         check(device, [tensor])
-    assert device.library.get_attribute_queries() == before + 1
+    assert device.library.get_attribute_queries() == before + 2  # once for each kernel
 
 
 def test_the_error_of_a_launch_is_returned_and_left_to_nobody_else(device: DeviceOnCpu) -> None:

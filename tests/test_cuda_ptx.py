@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from device_on_cpu import CSRC, DTYPES, Placed, compiler, place, same
-from expected_rows import expected_row
+from expected_rows import detailed_row, expected_row, without_detail
 from ptx_on_cpu.device import CUDA, PROBLEM, DeviceFromPtx, PtxBuild
 from ptx_on_cpu.fences import check_stamps_follow_fences
 from ptx_on_cpu.machine import Module, RandomWarps
@@ -59,16 +59,20 @@ def name(dtype: torch.dtype) -> str:
 
 
 def check(device: DeviceFromPtx, tensors: Sequence[torch.Tensor | Placed]) -> None:
-    for tensor, row in zip(tensors, device.rows(tensors), strict=True):
+    """Without detail and with it."""
+    for tensor, row, detailed in zip(tensors, device.rows(tensors), device.detailed_rows(tensors), strict=True):
         plain = tensor.tensor if isinstance(tensor, Placed) else tensor
         where = f" at {tensor.address % 64}" if isinstance(tensor, Placed) else ""
-        expected = expected_row(plain)
-        assert same(row, expected), f"{plain.dtype} {tuple(plain.shape)}{where}: {row} instead of {expected}"
+        expected = detailed_row(plain)
+        for found, wanted in ((detailed, expected), (row, without_detail(expected))):
+            assert same(found, wanted), f"{plain.dtype} {tuple(plain.shape)}{where}: {found} instead of {wanted}"
 
 
 def check_strided(device: DeviceFromPtx, tensor: torch.Tensor) -> None:
-    row, expected = device.strided_row(tensor), expected_row(tensor)
-    assert same(row, expected), f"{tensor.dtype} {tensor.shape} {tensor.stride()}: {row} instead of {expected}"
+    expected = detailed_row(tensor)
+    for detail, wanted in ((True, expected), (False, without_detail(expected))):
+        found = device.strided_row(tensor, detail=detail)
+        assert same(found, wanted), f"{tensor.dtype} {tensor.shape} {tensor.stride()}: {found} instead of {wanted}"
 
 
 # ---- every format
@@ -223,12 +227,15 @@ ROW_BYTES = 7 * 8
 
 def check_fences(of: Module) -> None:
     kernels = [function for function in of.program.functions.values() if function.is_kernel]
-    for expected in ("dense_kernel", "strided_kernel"):
+    for expected in ("dense_kernel", "strided_kernel", "dense_detail", "strided_detail"):
         assert any(expected in kernel.name for kernel in kernels), expected
     for kernel in kernels:
+        slots = 2 if "_detail" in kernel.name else 1
         row_bytes, stamps = check_stamps_follow_fences(of.program, kernel.name, rows=len(kernel.parameters) - 2)
         # The next one and a given one.
-        assert stamps == 2 and row_bytes == ROW_BYTES, f"{kernel.name}: {row_bytes} bytes, {stamps} stamps"
+        assert (stamps, row_bytes) == (2 * slots, ROW_BYTES * slots), (
+            f"{kernel.name}: {row_bytes} bytes, {stamps} stamps"
+        )
 
 
 def test_a_fence_for_the_host_stands_between_a_row_and_its_stamp(device: DeviceFromPtx) -> None:
@@ -330,8 +337,8 @@ MUTANTS = [
         "shared memory one warp short",
         "lockstep",
         "outside of every variable in shared memory",
-        "Partial of_warp[kWarps];",
-        "Partial of_warp[kWarps - 1];",
+        "P of_warp[kWarps];",
+        "P of_warp[kWarps - 1];",
     ),
     Mutant(
         "a thread's counts that do not start at zero",

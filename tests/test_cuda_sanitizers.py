@@ -167,7 +167,7 @@ MUTANTS = [
     Mutant(
         "one element beyond the tail", "address", "head + (last - tail_index));", "head + (last - tail_index) + 1);"
     ),
-    Mutant("shared memory one warp short", "address", "Partial of_warp[kWarps];", "Partial of_warp[kWarps - 1];"),
+    Mutant("shared memory one warp short", "address", "P of_warp[kWarps];", "P of_warp[kWarps - 1];"),
     Mutant(
         "repeated vectors counted again",
         "plain",

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sass import ARCHITECTURES, CSRC, Compiled, HotLoop, compile_for, find_nvdisasm, parse
+from sass import ARCHITECTURES, CSRC, Compiled, HotLoop, compile_for, find_nvdisasm, most_registers, parse
 
 from overflowstat.building.cuda_toolkit import find_cuda_toolkit
 
@@ -52,7 +52,6 @@ MOST_INSTRUCTIONS = {
 }
 # Bound by the square root in double precision that they call: one vector in flight, and no promise.
 COMPLEX = {"Complex128", "Complex64", "Complex32"}
-MOST_REGISTERS = 64  # of a thread, so that four blocks of 256 fit a multiprocessor
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -76,7 +75,7 @@ def faults(compiled: Compiled) -> list[str]:
     for name, kernel in compiled.kernels.items():
         if kernel.touches_local_memory or compiled.spilled_bytes[name]:
             found.append(f"{name} spills")
-        if compiled.registers[name] > MOST_REGISTERS:
+        if compiled.registers[name] > most_registers(name):
             found.append(f"{name} has {compiled.registers[name]} registers")
     loops = compiled.kernels["dense_kernel"].hot_loops()
     real = [loop for loop in loops if not loop.calls]

@@ -260,7 +260,7 @@ class Broken:
 
     has_cuda = False
 
-    def record(self, tensors: list[Tensor]) -> None:
+    def record(self, tensors: list[Tensor], detail: bool) -> None:
         raise RuntimeError("no kernel image is available for execution on the device")
 
 
@@ -284,7 +284,7 @@ class Finds:
     def current_capture(self) -> int:
         return 0
 
-    def record(self, tensors: list[Tensor]) -> Any:
+    def record(self, tensors: list[Tensor], detail: bool) -> Any:
         rows = [("a row",), ("another",)] if tensors[0].device.type == "cpu" else self.elsewhere
         return SimpleNamespace(rows=lambda: rows)
 

@@ -74,6 +74,7 @@ GIVEN = [
     (["--max-frames-to-save", "0"], {"max_frames_to_save": 0}),
     (["--no-verdict", "--drill"], {"verdict": False, "drill": True}),
     (["--warn-at", "0.5"], {"warn_at": 0.5}),
+    (["--detail"], {"detail": True}),
     (["--trace-batch-nums", "0,149"], {"trace_batch_nums": [0, 149]}),
     (["--abort-after-batch-num", "7"], {"abort_after_batch_num": 7}),
     (["--trace-file", "t.jsonl"], {}),  # each model has one of its own

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from expected_rows import expected_row
+from expected_rows import SMALLEST_NORMAL, detailed_row, expected_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -66,9 +66,24 @@ def assert_row(stats: TensorStats, tensor: Tensor) -> None:
     assert stats.dtype == tensor.dtype and stats.shape == tuple(tensor.shape)
 
 
-def check(recorder: Recorder, *tensors: Tensor) -> None:
+def assert_detail(stats: TensorStats, tensor: Tensor) -> None:
+    """Also that all else is as without detail."""
+    for field, value in detailed_row(tensor).items():
+        got = getattr(stats, field)
+        assert repr(got) == repr(value), f"{field}: {got!r} instead of {value!r}, {tensor.dtype}"
+
+
+def check_without_detail(recorder: Recorder, *tensors: Tensor) -> None:
     for stats, tensor in zip(tensor_stats(list(tensors), recorder=recorder), tensors, strict=True):
         assert_row(stats, tensor)
+        assert stats.zero_count is stats.subnormal_count is stats.abs_min_nonzero is None
+
+
+def check(recorder: Recorder, *tensors: Tensor) -> None:
+    """Without detail and with it."""
+    check_without_detail(recorder, *tensors)
+    for stats, tensor in zip(tensor_stats(list(tensors), detail=True, recorder=recorder), tensors, strict=True):
+        assert_detail(stats, tensor)
 
 
 # every code of the narrow formats
@@ -85,7 +100,7 @@ def test_every_8_bit_code_alone_and_all_together(recorder: Recorder, dtype: torc
 def test_every_16_bit_code_alone(recorder: Recorder, dtype: torch.dtype) -> None:
     """A row is checked field by field as whole columns: 65 536 calls of expected_row would take minutes."""
     every = from_codes(range(65536), dtype)
-    rows = tensor_stats(pieces(every, 1), recorder=recorder)
+    rows = tensor_stats(pieces(every, 1), detail=True, recorder=recorder)
     value = every.to(torch.float64)
     magnitude = value.abs()
     for field, column in {
@@ -95,6 +110,9 @@ def test_every_16_bit_code_alone(recorder: Recorder, dtype: torch.dtype) -> None
         "nan_count": value.isnan(),
         "posinf_count": value == math.inf,
         "neginf_count": value == -math.inf,
+        "zero_count": value == 0,
+        "subnormal_count": (magnitude > 0) & (magnitude < SMALLEST_NORMAL.get(dtype, 0)),
+        "abs_min_nonzero": magnitude.where(magnitude > 0, math.nan),
     }.items():
         got = torch.tensor([getattr(row, field) for row in rows], dtype=torch.float64)
         assert torch.equal(got.nan_to_num(-1), column.to(torch.float64).nan_to_num(-1)), field
@@ -186,7 +204,7 @@ def test_moduli_of_random_parts_are_correctly_rounded(recorder: Recorder, dtype:
     parts = torch.randn(4000, 2, generator=generator, dtype=torch.float64) * 10.0 ** torch.randint(
         -30, 30, (4000, 1), generator=generator
     )
-    check(recorder, *pieces(torch.view_as_complex(parts).to(dtype), 1))
+    check_without_detail(recorder, *pieces(torch.view_as_complex(parts).to(dtype), 1))
 
 
 def test_subnormals_are_read_as_what_they_are_where_torch_flushes_them_to_zero() -> None:

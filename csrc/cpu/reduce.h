@@ -17,6 +17,7 @@ struct Tensor {
 
 // rows[i] becomes the row of tensors[i], without layout.repeat: one read of each tensor's memory, on torch's threads
 // where the list is large enough to pay for them. Any alignment; allocates 24 bytes for each 256 KiB of a large list.
-void reduce(const Tensor* tensors, size_t count, StatsRow* rows);
+// `details` is null, or details[i] becomes the detail of tensors[i].
+void reduce(const Tensor* tensors, size_t count, StatsRow* rows, Detail* details = nullptr);
 
 }  // namespace overflowstat::cpu

@@ -28,12 +28,12 @@ StridedTensor strided_descriptor(const Source& source) {
   return tensor;
 }
 
-// `sources` are of one device and its dense ones come first. Rows are in their order. `memory` is a StreamMemory or a
+// `sources` are of one device and its dense ones come first. Slots are in their order. `memory` is a StreamMemory or a
 // GraphMemory. Returns how many launches it took.
 template <class Memory>
 uint64_t launch_on(const c10::cuda::CUDAStream& stream, const std::vector<const Source*>& sources, Memory& memory,
-                   StampedRow* rows, uint64_t stamp) {
-  void* workspace = memory.workspace(sources.size(), stream);
+                   StampedRow* slots, uint64_t stamp, bool detail) {
+  void* workspace = memory.workspace(sources.size() * slots_each(detail), stream);
   std::vector<DenseTensor> dense;
   for (const Source* s : sources) {
     if (s->layout->is_dense()) dense.push_back({s->data, static_cast<uint64_t>(s->layout->count), s->format, 0});
@@ -47,10 +47,11 @@ uint64_t launch_on(const c10::cuda::CUDAStream& stream, const std::vector<const 
     } else {
       list.table = memory.table(dense, stream);
     }
-    check(launch_dense(list, workspace, rows, stamp, stream.stream()), "launching the pass");
+    check(launch_dense(list, workspace, slots, stamp, detail, stream.stream()), "launching the pass");
   }
   for (size_t i = dense.size(); i < sources.size(); ++i) {
-    check(launch_strided(strided_descriptor(*sources[i]), workspace, rows + i, stamp, stream.stream()),
+    check(launch_strided(strided_descriptor(*sources[i]), workspace, slots + i * slots_each(detail), stamp, detail,
+                         stream.stream()),
           "launching the strided pass");
   }
   return sources.size() - dense.size() + !dense.empty();
@@ -73,7 +74,7 @@ std::shared_ptr<Frame> Recorder::begin_frame(size_t rows, const Poll& poll, Read
   return ring_->ring.begin(rows, poll);
 }
 
-void Recorder::launch(const std::vector<Source>& sources, Reading& reading) {
+void Recorder::launch(const std::vector<Source>& sources, Reading& reading, bool detail) {
   std::map<c10::DeviceIndex, std::vector<const Source*>> by_device;
   for (const Source& source : sources) by_device[source.device].push_back(&source);
 
@@ -85,25 +86,25 @@ void Recorder::launch(const std::vector<Source>& sources, Reading& reading) {
     std::vector<size_t> entries;
     for (const Source* source : list) entries.push_back(source->entry);
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
+    const size_t slots = list.size() * slots_each(detail);
 
     if (const auto graph = GraphMemory::of_capture(stream, limit_)) {
-      const std::shared_ptr<StampedRow> rows = graph->rows(list.size());
-      const uint64_t launches = launch_on(stream, list, *graph, rows.get(), kNextStamp);
-      reading.add(
-          std::make_shared<ReplayedRows>(rows, list.size(), graph->graph_is_gone(), poll_of_current_stream(device)),
-          entries, launches);
+      const std::shared_ptr<StampedRow> rows = graph->rows(slots);
+      const uint64_t launches = launch_on(stream, list, *graph, rows.get(), kNextStamp, detail);
+      reading.add(std::make_shared<ReplayedRows>(rows, slots, graph->graph_is_gone(), poll_of_current_stream(device)),
+                  entries, launches, detail);
       continue;
     }
-    const std::shared_ptr<Frame> frame = begin_frame(list.size(), poll_of(stream), reading);
+    const std::shared_ptr<Frame> frame = begin_frame(slots, poll_of(stream), reading);
     const StreamKey key = key_of(stream);
     uint64_t launches = 0;
     try {
-      launches = launch_on(stream, list, streams_[key], frame->rows(), frame->stamp());
+      launches = launch_on(stream, list, streams_[key], frame->rows(), frame->stamp(), detail);
     } catch (...) {
       streams_.erase(key);  // a workspace left half done is of no use
       throw;
     }
-    reading.add(frame, std::move(entries), launches);
+    reading.add(frame, std::move(entries), launches, detail);
   }
 }
 

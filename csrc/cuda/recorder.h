@@ -39,10 +39,10 @@ class Recorder {
       : rows_(rows), limit_(limit) {}
 
   // Launches the reading of tensors in CUDA memory on the current stream of each one's device, and adds what the rows
-  // will be in to `reading`. No wait, no copy of a tensor; device memory is allocated only where a list is longer than
-  // any before. Inside a graph capture each launch gets memory of its own, and waits until it is there.
-  // Throws std::runtime_error with CUDA's own words if a launch is refused.
-  void launch(const std::vector<Source>& sources, Reading& reading);
+  // will be in, and with `detail` theirs, to `reading`. No wait, no copy of a tensor; device memory is allocated only
+  // where a list is longer than any before. Inside a graph capture each launch gets memory of its own, and waits until
+  // it is there. Throws std::runtime_error with CUDA's own words if a launch is refused.
+  void launch(const std::vector<Source>& sources, Reading& reading, bool detail);
 
  private:
   struct PinnedRing {

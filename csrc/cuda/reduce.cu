@@ -60,17 +60,23 @@ uint64_t plan_chunks(DenseTensor* tensors, size_t count) {
   return chunks;
 }
 
-size_t workspace_bytes(size_t count) { return offsetof(Workspace, partials) + count * sizeof(Partial); }
+size_t workspace_bytes(size_t slots) { return offsetof(Workspace, partials) + slots * sizeof(Partial); }
 
-Error launch_dense(const TensorList& list, void* workspace, StampedRow* rows, uint64_t stamp, Stream stream) {
+Error launch_dense(const TensorList& list, void* workspace, StampedRow* slots, uint64_t stamp, bool detail,
+                   Stream stream) {
   if (list.count == 0) return cudaSuccess;
   if (list.total_chunks > std::numeric_limits<uint32_t>::max()) return cudaErrorInvalidValue;
-  return launch<&dense_kernel>(list.total_chunks, stream, list, static_cast<Workspace*>(workspace), rows, stamp);
+  const auto run = detail ? launch<&dense_detail, TensorList, Workspace*, StampedRow*, uint64_t>
+                          : launch<&dense_kernel, TensorList, Workspace*, StampedRow*, uint64_t>;
+  return run(list.total_chunks, stream, list, static_cast<Workspace*>(workspace), slots, stamp);
 }
 
-Error launch_strided(const StridedTensor& tensor, void* workspace, StampedRow* row, uint64_t stamp, Stream stream) {
+Error launch_strided(const StridedTensor& tensor, void* workspace, StampedRow* slots, uint64_t stamp, bool detail,
+                     Stream stream) {
   const uint64_t blocks_worth = tensor.numel / kThreads + (tensor.numel % kThreads != 0);
-  return launch<&strided_kernel>(blocks_worth, stream, tensor, static_cast<Workspace*>(workspace), row, stamp);
+  const auto run = detail ? launch<&strided_detail, StridedTensor, Workspace*, StampedRow*, uint64_t>
+                          : launch<&strided_kernel, StridedTensor, Workspace*, StampedRow*, uint64_t>;
+  return run(blocks_worth, stream, tensor, static_cast<Workspace*>(workspace), slots, stamp);
 }
 
 const Error kNotReady = cudaErrorNotReady;

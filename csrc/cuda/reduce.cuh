@@ -52,6 +52,16 @@ __device__ __forceinline__ Partial to_partial(const StatsRow& row) {
   return {~row.abs_min, row.finite_abs_max, ~row.first_bad, row.nan_count, row.posinf_count, row.neginf_count};
 }
 
+// The same with detail: then the minimum is over the elements that are not zero.
+struct DetailedPartial : Partial {
+  unsigned long long zero_count;
+  unsigned long long subnormal_count;
+};
+static_assert(sizeof(DetailedPartial) <= slots_each(true) * sizeof(Partial), "workspace_bytes counts slots");
+
+template <bool kDetail>
+using PartialOf = std::conditional_t<kDetail, DetailedPartial, Partial>;
+
 // What this thread found in items that are not all finite. In shared memory because it is rarely touched: in registers
 // it would cost the common case its loads in flight.
 __device__ __forceinline__ Partial& rare_partial() {
@@ -61,7 +71,12 @@ __device__ __forceinline__ Partial& rare_partial() {
 
 struct Workspace {
   unsigned long long blocks_done;
-  Partial partials[1];  // one for each tensor
+  Partial partials[1];  // one for each slot; with detail, a DetailedPartial for each tensor
+
+  template <class P>
+  __device__ __forceinline__ P* of(uint32_t tensor) {
+    return reinterpret_cast<P*>(partials) + tensor;
+  }
 };
 
 __device__ __forceinline__ void combine(Partial& into, const Partial& other) {
@@ -71,6 +86,11 @@ __device__ __forceinline__ void combine(Partial& into, const Partial& other) {
   into.nan_count += other.nan_count;
   into.posinf_count += other.posinf_count;
   into.neginf_count += other.neginf_count;
+}
+__device__ __forceinline__ void combine(DetailedPartial& into, const DetailedPartial& other) {
+  combine(static_cast<Partial&>(into), other);
+  into.zero_count += other.zero_count;
+  into.subnormal_count += other.subnormal_count;
 }
 
 template <class F>
@@ -105,6 +125,22 @@ struct Vector {
     };
     return bit_cast<Elements>(packed).of[k];
   }
+  // The first element, in whose place the next one comes. By words of 32 bits, which is what registers are.
+  __device__ __forceinline__ typename F::Element pop() {
+    constexpr int kBits = 8 * sizeof(typename F::Element);
+    const typename F::Element first = element(0);
+    if constexpr (kBits < 32) {
+      packed.x = packed.x >> kBits | packed.y << (32 - kBits);
+      packed.y = packed.y >> kBits | packed.z << (32 - kBits);
+      packed.z = packed.z >> kBits | packed.w << (32 - kBits);
+      packed.w >>= kBits;
+    } else if constexpr (kBits == 32) {
+      packed = {packed.y, packed.z, packed.w, 0};
+    } else if constexpr (kBits == 64) {
+      packed = {packed.z, packed.w, 0, 0};
+    }
+    return first;
+  }
   __device__ __forceinline__ Word<F> keys(int k) const {
     if constexpr (kIsComplex<F>) {
       return key_of<F>(element(k));
@@ -123,6 +159,7 @@ struct Single {
   typename F::Element value;
 
   __device__ __forceinline__ typename F::Element element(int) const { return value; }
+  __device__ __forceinline__ typename F::Element pop() { return value; }
   // Extremes may meet a key more than once, so it is every key of its word.
   __device__ __forceinline__ Word<F> keys(int) const { return key_of<F>(value) * kOnes<F>; }
 };
@@ -161,6 +198,53 @@ struct Accumulator {
     return both;
   }
 };
+
+// The same with detail, for any format: every element is looked at once, one after the other. Packed keys would not
+// help where zeros are many, since then nearly every batch has to be counted, and would double what there is to
+// compile.
+struct DetailedAccumulator {
+  uint64_t smallest = StatsRow{}.abs_min, largest = 0;  // of the keys that are not zero; of the finite ones
+  uint32_t zero_count = 0, subnormal_count = 0;  // a thread meets fewer than 2**32 elements: they are dealt out to all
+  Partial& rare;
+
+  __device__ __forceinline__ DetailedAccumulator() : rare(rare_partial()) { rare = Partial{}; }
+
+  template <class F>
+  __device__ __forceinline__ void take(typename F::Element element, uint64_t index) {
+    const uint64_t key = F::key(element);
+    zero_count += is_zero<F>(key);
+    subnormal_count += is_below_normal<F>(key) && !is_zero<F>(key);
+    if (!is_zero<F>(key) && (F::kIsInteger || key < F::kFirstNan)) smallest = smaller(smallest, key);
+    if constexpr (F::kIsInteger) {
+      largest = larger(largest, key);
+    } else if (key < F::kFirstNonFinite) {
+      largest = larger(largest, key);
+    } else {
+      StatsRow row;
+      count_non_finite<F>(row, element, index);
+      combine(rare, to_partial(row));
+    }
+  }
+
+  __device__ __forceinline__ DetailedPartial partial() const {
+    StatsRow row;
+    row.abs_min = smallest;
+    row.finite_abs_max = largest;
+    DetailedPartial both{rare, zero_count, subnormal_count};
+    combine(static_cast<Partial&>(both), to_partial(row));
+    return both;
+  }
+};
+
+template <class F, class Source>
+__device__ __forceinline__ void read(DetailedAccumulator& acc, const Source& source, uint64_t count) {
+#pragma unroll 1
+  for (uint64_t i = threadIdx.x; i < count; i += kThreads) {
+    typename Source::Item item = source.load(i);
+#pragma unroll 1
+    for (int k = 0; k < Source::Item::kCount; ++k) acc.take<F>(item.pop(), source.index(i) + k);
+  }
+}
 
 // Counts in items i, i + kThreads, ..., each once. Rare, so one copy of the code serves all items; they move down
 // because registers cannot be indexed.
@@ -303,8 +387,8 @@ struct StridedElements {
 };
 
 // Elements [first, last) of a dense tensor.
-template <class F>
-__device__ __forceinline__ Partial read_dense(const void* start, uint64_t first, uint64_t last) {
+template <class F, bool kDetail>
+__device__ __forceinline__ PartialOf<kDetail> read_dense(const void* start, uint64_t first, uint64_t last) {
   using Element = typename F::Element;
   const unsigned char* data = static_cast<const unsigned char*>(start);
   const uint64_t past_vector = reinterpret_cast<uintptr_t>(data + first * sizeof(Element)) % kVectorBytes;
@@ -315,28 +399,55 @@ __device__ __forceinline__ Partial read_dense(const void* start, uint64_t first,
   const uint64_t vectors = (last - vectors_index) / Vector<F>::kCount;
   const uint64_t tail_index = vectors_index + vectors * Vector<F>::kCount;
 
-  Accumulator<F> acc;
-  read(acc, Edges<F>{data, first, head, tail_index, is_aligned<Element>(data)}, head + (last - tail_index));
+  std::conditional_t<kDetail, DetailedAccumulator, Accumulator<F>> acc;
+  read<F>(acc, Edges<F>{data, first, head, tail_index, is_aligned<Element>(data)}, head + (last - tail_index));
   const uint4* vector_data = reinterpret_cast<const uint4*>(data + vectors_index * sizeof(Element));
-  read(acc, Vectors<F>{vector_data, vectors_index}, vectors);
+  read<F>(acc, Vectors<F>{vector_data, vectors_index}, vectors);
   return acc.partial();
 }
 
 // Elements [first, last) of a strided tensor, in memory order.
-template <class F>
-__device__ __forceinline__ Partial read_strided(const StridedTensor& tensor, uint64_t first, uint64_t last) {
-  Accumulator<F> acc;
-  read(acc, StridedElements<F>{tensor, first, is_aligned<typename F::Element>(tensor.data)}, last - first);
+template <bool kDetail>
+__device__ __forceinline__ PartialOf<kDetail> read_strided(const StridedTensor& tensor, uint64_t first, uint64_t last);
+
+template <>
+__device__ __forceinline__ Partial read_strided<false>(const StridedTensor& tensor, uint64_t first, uint64_t last) {
+  return with_format(tensor.format, [&](auto format) {
+    using F = decltype(format);
+    Accumulator<F> acc;
+    read<F>(acc, StridedElements<F>{tensor, first, is_aligned<typename F::Element>(tensor.data)}, last - first);
+    return acc.partial();
+  });
+}
+
+// The format is asked for at each element, so that there is one loop, and one way to an element's place, which is most
+// of the code.
+template <>
+__device__ __forceinline__ DetailedPartial read_strided<true>(const StridedTensor& tensor, uint64_t first,
+                                                              uint64_t last) {
+  DetailedAccumulator acc;
+#pragma unroll 1
+  for (uint64_t i = first + threadIdx.x; i < last; i += kThreads) {
+    const int64_t offset = element_offset(tensor, i);
+    with_format(tensor.format, [&](auto format) {
+      using Element = typename decltype(format)::Element;
+      const unsigned char* at =
+          static_cast<const unsigned char*>(tensor.data) + offset * static_cast<int64_t>(sizeof(Element));
+      acc.take<decltype(format)>(load_element<Element>(at, is_aligned<Element>(at)), i);
+    });
+  }
   return acc.partial();
 }
 
 // Combines what the threads of the block hold into one tensor's partial in the workspace.
-__device__ inline void combine_block(Partial partial, Partial* total) {
-  __shared__ Partial of_warp[kWarps];
+template <class P>
+__device__ inline void combine_block(P partial, P* total) {
+  constexpr bool kDetail = std::is_same_v<P, DetailedPartial>;
+  __shared__ P of_warp[kWarps];
   const bool any_bad = __any_sync(kAllLanes, partial.not_first_bad != 0);
 #pragma unroll
   for (uint32_t distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    Partial other{};
+    P other{};
     other.not_abs_min = __shfl_xor_sync(kAllLanes, partial.not_abs_min, distance);
     other.finite_abs_max = __shfl_xor_sync(kAllLanes, partial.finite_abs_max, distance);
     if (any_bad) {
@@ -344,6 +455,10 @@ __device__ inline void combine_block(Partial partial, Partial* total) {
       other.nan_count = __shfl_xor_sync(kAllLanes, partial.nan_count, distance);
       other.posinf_count = __shfl_xor_sync(kAllLanes, partial.posinf_count, distance);
       other.neginf_count = __shfl_xor_sync(kAllLanes, partial.neginf_count, distance);
+    }
+    if constexpr (kDetail) {
+      other.zero_count = __shfl_xor_sync(kAllLanes, partial.zero_count, distance);
+      other.subnormal_count = __shfl_xor_sync(kAllLanes, partial.subnormal_count, distance);
     }
     combine(partial, other);
   }
@@ -358,6 +473,10 @@ __device__ inline void combine_block(Partial partial, Partial* total) {
       atomicAdd(&total->nan_count, partial.nan_count);
       atomicAdd(&total->posinf_count, partial.posinf_count);
       atomicAdd(&total->neginf_count, partial.neginf_count);
+    }
+    if constexpr (kDetail) {
+      atomicAdd(&total->zero_count, partial.zero_count);
+      atomicAdd(&total->subnormal_count, partial.subnormal_count);
     }
   }
   __syncthreads();  // of_warp is free for the next tensor
@@ -389,6 +508,11 @@ __device__ __forceinline__ StatsRow take_row(Partial* partial, uint64_t numel) {
   *partial = Partial{};
   return row;
 }
+__device__ __forceinline__ Detail take_detail(DetailedPartial* partial) {
+  const Detail detail{~__ldcg(&partial->not_abs_min), __ldcg(&partial->zero_count), __ldcg(&partial->subnormal_count)};
+  partial->zero_count = partial->subnormal_count = 0;
+  return detail;
+}
 
 // Hands a row to whoever waits for its stamp: the host sees the one no earlier than the other. A volatile store is one
 // that the compiler neither tears nor moves. Two stores, because one of a variable that is either stamp would hold that
@@ -402,6 +526,19 @@ __device__ __forceinline__ void publish(StampedRow* slot, const StatsRow& row, u
   } else {
     *there = stamp;
   }
+}
+
+// Takes what there is of a tensor out of the workspace, and hands it over in its slots.
+__device__ __forceinline__ void publish_tensor(StampedRow* slots, Partial* partial, uint64_t numel, uint64_t stamp) {
+  publish(slots, take_row(partial, numel), stamp);
+}
+__device__ __forceinline__ void publish_tensor(StampedRow* slots, DetailedPartial* partial, uint64_t numel,
+                                               uint64_t stamp) {
+  const Detail detail = take_detail(partial);
+  publish(slots + 1, as_row(detail), stamp);
+  StatsRow row = take_row(partial, numel);
+  if (detail.zero_count > 0) row.abs_min = 0;
+  publish(slots, row, stamp);
 }
 
 // An atomic, since the ticket was last touched by atomics of other blocks that nothing here is ordered after.
@@ -429,8 +566,10 @@ __device__ __forceinline__ Size share_start(Size total, uint32_t block) {
   return total / gridDim.x * block + smaller<Size>(total % gridDim.x, block);
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    dense_kernel(const __grid_constant__ TensorList list, Workspace* workspace, StampedRow* rows, uint64_t stamp) {
+template <bool kDetail>
+__device__ __forceinline__ void reduce_dense(const TensorList& list, Workspace* workspace, StampedRow* slots,
+                                             uint64_t stamp) {
+  using P = PartialOf<kDetail>;
   const DenseTensor* tensors = list.count <= kInlineTensors ? list.inlined : list.table;
   const uint32_t total_chunks = static_cast<uint32_t>(list.total_chunks);
   uint32_t chunk = share_start(total_chunks, blockIdx.x);
@@ -440,39 +579,63 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     const uint32_t next_first_chunk = t + 1 < list.count ? tensors[t + 1].first_chunk : total_chunks;
     const uint32_t stop = smaller(next_first_chunk, end);
     if (stop == chunk) continue;  // an empty tensor
-    const Partial partial = with_format(tensor.format, [&](auto format) {
+    const P partial = with_format(tensor.format, [&](auto format) {
       using F = decltype(format);
       constexpr uint64_t kChunkElements = kChunkBytes / sizeof(typename F::Element);
       const uint64_t first = (chunk - tensor.first_chunk) * kChunkElements;
       const uint64_t last = smaller((stop - tensor.first_chunk) * kChunkElements, tensor.numel);
-      return read_dense<F>(tensor.data, first, last);
+      return read_dense<F, kDetail>(tensor.data, first, last);
     });
-    combine_block(partial, &workspace->partials[t]);
+    combine_block(partial, workspace->of<P>(t));
     chunk = stop;
   }
   if (!is_last_block(workspace)) return;
 #pragma unroll 1  // for its registers
   for (uint32_t t = threadIdx.x; t < list.count; t += kThreads) {
-    publish(&rows[t], take_row(&workspace->partials[t], tensors[t].numel), stamp);
+    publish_tensor(&slots[t * slots_each(kDetail)], workspace->of<P>(t), tensors[t].numel, stamp);
   }
   if (threadIdx.x == 0) reset_ticket(workspace);
+}
+
+template <bool kDetail>
+__device__ __forceinline__ void reduce_strided(const StridedTensor& tensor, Workspace* workspace, StampedRow* slots,
+                                               uint64_t stamp) {
+  using P = PartialOf<kDetail>;
+  const uint64_t first = share_start(tensor.numel, blockIdx.x);
+  const uint64_t last = share_start(tensor.numel, blockIdx.x + 1);
+  if (first < last) {
+    combine_block(read_strided<kDetail>(tensor, first, last), workspace->of<P>(0));
+  }
+  if (!is_last_block(workspace)) return;
+  if (threadIdx.x == 0) {
+    publish_tensor(slots, workspace->of<P>(0), tensor.numel, stamp);
+    reset_ticket(workspace);
+  }
+}
+
+// The kernels: who asks for no detail has none of its code in his.
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    dense_kernel(const __grid_constant__ TensorList list, Workspace* workspace, StampedRow* rows, uint64_t stamp) {
+  reduce_dense<false>(list, workspace, rows, stamp);
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     strided_kernel(const __grid_constant__ StridedTensor tensor, Workspace* workspace, StampedRow* row,
                    uint64_t stamp) {
-  const uint64_t first = share_start(tensor.numel, blockIdx.x);
-  const uint64_t last = share_start(tensor.numel, blockIdx.x + 1);
-  if (first < last) {
-    const Partial partial =
-        with_format(tensor.format, [&](auto format) { return read_strided<decltype(format)>(tensor, first, last); });
-    combine_block(partial, &workspace->partials[0]);
-  }
-  if (!is_last_block(workspace)) return;
-  if (threadIdx.x == 0) {
-    publish(row, take_row(&workspace->partials[0], tensor.numel), stamp);
-    reset_ticket(workspace);
-  }
+  reduce_strided<false>(tensor, workspace, row, stamp);
+}
+
+// One block less at a time: in the registers that all of them leave, compute capability 10.0 spills.
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor - 1)
+    dense_detail(const __grid_constant__ TensorList list, Workspace* workspace, StampedRow* slots, uint64_t stamp) {
+  reduce_dense<true>(list, workspace, slots, stamp);
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    strided_detail(const __grid_constant__ StridedTensor tensor, Workspace* workspace, StampedRow* slots,
+                   uint64_t stamp) {
+  reduce_strided<true>(tensor, workspace, slots, stamp);
 }
 
 }  // namespace overflowstat::cuda

@@ -46,16 +46,19 @@ struct TensorList {
   DenseTensor inlined[kInlineTensors];
 };
 
-// Bytes of device memory that a launch over `count` tensors works in. All zero before the first launch that uses it
-// and all zero again after each; two launches may share it if they are ordered (one stream).
-size_t workspace_bytes(size_t count);
+// Bytes of device memory that a launch which writes `slots` slots works in. All zero before the first launch that uses
+// it and all zero again after each; two launches may share it if they are ordered (one stream).
+size_t workspace_bytes(size_t slots);
 
-// rows[i] becomes the row of tensor i: first the row, then, once the host can see that, `stamp` (or the next one,
-// kNextStamp). `rows` may be device memory or pinned host memory and must live until the launch is done.
-Error launch_dense(const TensorList& list, void* workspace, StampedRow* rows, uint64_t stamp, Stream stream);
+// Each tensor has slots_each(detail) slots, in order: its row, and its detail. First what is in one, then, once the
+// host can see that, `stamp` (or the next one, kNextStamp). `slots` may be device memory or pinned host memory and must
+// live until the launch is done.
+Error launch_dense(const TensorList& list, void* workspace, StampedRow* slots, uint64_t stamp, bool detail,
+                   Stream stream);
 
-// The row of one strided tensor; the descriptor travels in the kernel's arguments.
-Error launch_strided(const StridedTensor& tensor, void* workspace, StampedRow* row, uint64_t stamp, Stream stream);
+// Those of one strided tensor; the descriptor travels in the kernel's arguments.
+Error launch_strided(const StridedTensor& tensor, void* workspace, StampedRow* slots, uint64_t stamp, bool detail,
+                     Stream stream);
 
 // What has been launched on a stream: done, still running (kNotReady), or the error that ended it. Never waits.
 Error query(Stream stream);

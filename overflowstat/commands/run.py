@@ -105,6 +105,7 @@ OPTIONS: dict[str, list[Option]] = {
     "warn_at": [
         _option("--warn-at", "warn at this share of what the dtype holds, as 0.5", type=float, metavar="SHARE")
     ],
+    "detail": [_switch("--detail", "count zeros and subnormals, and warn of tensors that underflow (default: no)")],
     "trace_batch_nums": [
         _option("--trace-batch-nums", "print all of these batches, as 0,149", type=_batches, metavar="N,M")
     ],

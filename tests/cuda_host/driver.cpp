@@ -14,6 +14,7 @@
 #include "decoding.h"
 #include "layout.h"
 
+using overflowstat::Detail;
 using overflowstat::Format;
 using overflowstat::Layout;
 using overflowstat::Reading;
@@ -110,13 +111,14 @@ Recorder* recorder_new(long rows, double limit) { return new Recorder(rows, from
 void recorder_delete(Recorder* recorder) { delete recorder; }
 
 // Null, with a text, if it throws.
-std::shared_ptr<Reading>* recorder_launch(Recorder* recorder, const Tensor* tensors, long count) {
+std::shared_ptr<Reading>* recorder_launch(Recorder* recorder, const Tensor* tensors, long count, int detail) {
   std::vector<Layout> layouts;
   std::vector<Reading::Entry> entries;
   std::vector<overflowstat::cuda::Source> sources;
   for (long i = 0; i < count; ++i) {
     layouts.push_back(overflowstat::make_layout(tensors[i].sizes, tensors[i].strides, tensors[i].rank));
-    entries.push_back({static_cast<Format>(tensors[i].format), layouts.back().repeat, false, StatsRow{}, ""});
+    entries.push_back(
+        {static_cast<Format>(tensors[i].format), layouts.back().repeat, false, StatsRow{}, "", std::nullopt});
   }
   for (long i = 0; i < count; ++i) {
     sources.push_back({tensors[i].data, static_cast<c10::DeviceIndex>(tensors[i].device), entries[i].format,
@@ -124,7 +126,7 @@ std::shared_ptr<Reading>* recorder_launch(Recorder* recorder, const Tensor* tens
   }
   auto reading = std::make_shared<Reading>(std::move(entries));
   try {
-    recorder->launch(sources, *reading);
+    recorder->launch(sources, *reading, detail != 0);
   } catch (const std::exception& error) {
     text = error.what();
     return nullptr;
@@ -135,9 +137,10 @@ std::shared_ptr<Reading>* recorder_launch(Recorder* recorder, const Tensor* tens
 void reading_delete(std::shared_ptr<Reading>* reading) { delete reading; }
 int reading_ready(std::shared_ptr<Reading>* reading) { return (*reading)->ready(); }
 
-// All of `count`, or one entry after the other. The text has a line for each row: why it is missing, or nothing. Null,
-// with another text, if it throws.
-const char* reading_rows(std::shared_ptr<Reading>* reading, double limit, StatsRow* rows, long count, int one_by_one) {
+// All of `count`, or one entry after the other; `details` may be null. The text has a line for each row: why it is
+// missing, or nothing. Null, with another text, if it throws.
+const char* reading_rows(std::shared_ptr<Reading>* reading, double limit, StatsRow* rows, Detail* details, long count,
+                         int one_by_one) {
   std::vector<Reading::Entry> entries;
   try {
     if (!one_by_one) entries = (*reading)->rows(from_seconds(limit));
@@ -149,6 +152,7 @@ const char* reading_rows(std::shared_ptr<Reading>* reading, double limit, StatsR
   text.clear();
   for (size_t i = 0; i < entries.size(); ++i) {
     rows[i] = entries[i].row;
+    if (details != nullptr) details[i] = entries[i].detail.value_or(Detail{});
     text += entries[i].missing + "\n";
   }
   return text.c_str();

@@ -307,9 +307,10 @@ bool run_any_turn(Lock& lock) {
 
 std::string fault_of(const Launch& launch, int device) {
   namespace ours = overflowstat::cuda;
-  const size_t tensors = std::max<uint64_t>(launch.count, 1);
-  if (!is_there(launch.workspace, ours::workspace_bytes(tensors), device)) return "a workspace that is not there";
-  if (!is_there(launch.rows, tensors * sizeof(overflowstat::StampedRow), kPinned)) return "rows that are not there";
+  if (!is_there(launch.workspace, ours::workspace_bytes(launch.slots), device)) return "a workspace that is not there";
+  if (!is_there(launch.rows, launch.slots * sizeof(overflowstat::StampedRow), kPinned)) {
+    return "rows that are not there";
+  }
   if (launch.table && !is_there(launch.table, launch.count * sizeof(ours::DenseTensor), device)) {
     return "a table that is not there";
   }

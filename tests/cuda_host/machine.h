@@ -25,6 +25,7 @@ struct Launch {
   const void* workspace;
   const void* rows;
   uint64_t stamp;
+  uint64_t slots;
 };
 cudaError_t launch(cudaStream_t stream, const Launch& launch, unsigned blocks, std::function<void(unsigned)> run_block);
 cudaError_t occupancy(int* blocks);

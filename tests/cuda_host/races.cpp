@@ -34,7 +34,7 @@ struct List {
     }
   }
 
-  std::shared_ptr<Reading> launch(overflowstat::cuda::Recorder& recorder, int device) const {
+  std::shared_ptr<Reading> launch(overflowstat::cuda::Recorder& recorder, int device, bool detail = false) const {
     std::vector<Reading::Entry> entries(layouts.size());
     std::vector<overflowstat::cuda::Source> sources;
     for (size_t i = 0; i < layouts.size(); ++i) {
@@ -42,7 +42,7 @@ struct List {
       sources.push_back({data.data() + 100 * i, static_cast<int8_t>(device), entries[i].format, &layouts[i], i});
     }
     auto reading = std::make_shared<Reading>(std::move(entries));
-    recorder.launch(sources, *reading);
+    recorder.launch(sources, *reading, detail);
     return reading;
   }
 
@@ -52,7 +52,7 @@ struct List {
     memcpy(&key, &value, sizeof(key));
     const auto entries = reading.rows(std::chrono::seconds(60));
     for (size_t i = 0; i < entries.size(); ++i) {
-      const auto& [format, repeat, negated, row, missing] = entries[i];
+      const auto& [format, repeat, negated, row, missing, detail] = entries[i];
       const bool right = missing.empty() && row.abs_min == key && row.finite_abs_max == key &&
                          row.numel == static_cast<uint64_t>(layouts[i].count);
       if (!right) {
@@ -67,7 +67,8 @@ void launch_and_hand_on(overflowstat::cuda::Recorder& recorder, int device, int6
   c10::cuda::setCurrentCUDAStream({static_cast<int8_t>(device), stream});
   for (int round = 0; round < kRounds; ++round) {
     const List short_list(2 + round % 3, 1.0f + stream), long_list(70, 2.0f + round + stream);
-    const auto first = short_list.launch(recorder, device), second = long_list.launch(recorder, device);
+    const auto first = short_list.launch(recorder, device),
+               second = long_list.launch(recorder, device, /*detail=*/true);
     std::thread reader([&] {
       while (!first->ready()) std::this_thread::yield();
       short_list.check(*first);

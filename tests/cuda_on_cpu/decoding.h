@@ -22,5 +22,9 @@ int row_has_magnitude(uint32_t format, const overflowstat::StatsRow* row) {
   return overflowstat::with_format(static_cast<overflowstat::Format>(format),
                                    [=](auto f) { return overflowstat::has_magnitude<decltype(f)>(*row); });
 }
+int row_has_nonzero(uint32_t format, const overflowstat::StatsRow* row, const overflowstat::Detail* detail) {
+  return overflowstat::with_format(static_cast<overflowstat::Format>(format),
+                                   [=](auto f) { return overflowstat::has_nonzero<decltype(f)>(*row, *detail); });
+}
 
 }  // extern "C"

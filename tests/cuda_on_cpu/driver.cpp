@@ -9,6 +9,7 @@
 #include "decoding.h"
 #include "layout.h"
 
+using overflowstat::Detail;
 using overflowstat::Format;
 using overflowstat::StampedRow;
 using overflowstat::StatsRow;
@@ -18,7 +19,7 @@ namespace {
 // Zeroed workspace of exactly the size that the launcher asks for.
 class Workspace {
  public:
-  explicit Workspace(size_t tensors) : words_(overflowstat::cuda::workspace_bytes(tensors) / sizeof(uint64_t)) {}
+  explicit Workspace(size_t slots) : words_(overflowstat::cuda::workspace_bytes(slots) / sizeof(uint64_t)) {}
   void* data() { return words_.data(); }
   bool is_zero() const {
     for (uint64_t word : words_) {
@@ -41,12 +42,13 @@ constexpr uint64_t kUntouched = 0xeeeeeeeeeeeeeeee;
 // graph replays it, which makes that stamp itself of the one that is there.
 class Rows {
  public:
-  explicit Rows(size_t count) : count_(count), rows_(count + kBeyond) {
+  Rows(size_t tensors, bool detail)
+      : detail_(detail), count_(tensors * overflowstat::slots_each(detail)), rows_(count_ + kBeyond) {
     static uint64_t launches = 0;
     stamp_ = 0x0123456789abcdef + ++launches;
     is_replay_ = launches % 2 == 0;
     memset(static_cast<void*>(rows_.data()), 0xee, rows_.size() * sizeof(StampedRow));
-    for (size_t i = 0; is_replay_ && i < count; ++i) rows_[i].stamp = stamp_ - 1;
+    for (size_t i = 0; is_replay_ && i < count_; ++i) rows_[i].stamp = stamp_ - 1;
     cuda_on_cpu::on_system_fence = [this] { look(); };
   }
   ~Rows() { cuda_on_cpu::on_system_fence = nullptr; }
@@ -56,11 +58,19 @@ class Rows {
   StampedRow* data() { return rows_.data(); }
   uint64_t stamp() const { return is_replay_ ? overflowstat::kNextStamp : stamp_; }
 
-  Fault take(StatsRow* rows) const {
+  size_t count() const { return count_; }
+
+  Fault take(StatsRow* rows, Detail* details) const {
+    const size_t each = overflowstat::slots_each(detail_);
     for (size_t i = 0; i < rows_.size(); ++i) {
       if (i < count_ && rows_[i].stamp != stamp_) return kRowNotStamped;
       if (i >= count_ && (rows_[i].stamp != kUntouched || is_written(rows_[i].row))) return kWroteBeyondRows;
-      if (i < count_) rows[i] = rows_[i].row;
+      if (i >= count_) continue;
+      if (i % each == 0) {
+        rows[i / each] = rows_[i].row;
+      } else {
+        details[i / each] = overflowstat::as_detail(rows_[i].row);
+      }
     }
     return in_order_ && (fences_ == count_ || count_ > kMostLookedAt) ? kNone : kStampOutOfOrder;
   }
@@ -74,20 +84,25 @@ class Rows {
     return std::count(std::begin(words), std::end(words), kUntouched) == 0;
   }
 
-  // At each fence there must be one more row written, whole, and not one more stamped. Each look is at all rows, which
-  // for a long list would take longer than the rest.
+  // At each fence there must be one more row written, whole, and not one more stamped; and where a tensor has several
+  // slots, none is stamped before the one after it. Each look is at all rows, which for a long list would take longer
+  // than the rest.
   CUDA_ON_CPU_UNSEEN void look() {
     if (count_ > kMostLookedAt) return;
     size_t written = 0, stamped = 0;
     for (size_t i = 0; i < count_; ++i) {
       written += is_written(rows_.data()[i].row);
       stamped += rows_.data()[i].stamp == stamp_;
+      const bool is_first = detail_ && i % 2 == 0;
+      in_order_ = in_order_ && !(is_first && rows_.data()[i].stamp == stamp_ && rows_.data()[i + 1].stamp != stamp_);
     }
     in_order_ = in_order_ && stamped == fences_ && written == fences_ + 1;
     ++fences_;
   }
 
-  size_t count_, fences_ = 0;
+  const bool detail_;
+  const size_t count_;
+  size_t fences_ = 0;
   uint64_t stamp_;
   bool is_replay_, in_order_ = true;
   std::vector<StampedRow> rows_;
@@ -152,17 +167,18 @@ uint64_t count_chunks(uint32_t format, uint64_t numel) {
   return overflowstat::cuda::plan_chunks(&tensor, 1);
 }
 
-int run_dense(uint64_t count, const void* const* data, const uint32_t* formats, const uint64_t* numels,
-              StatsRow* rows) {
+// `details` may be null.
+int run_dense(uint64_t count, const void* const* data, const uint32_t* formats, const uint64_t* numels, StatsRow* rows,
+              Detail* details) {
   std::vector<overflowstat::cuda::DenseTensor> tensors(count);
   for (uint64_t t = 0; t < count; ++t) tensors[t] = {data[t], numels[t], static_cast<Format>(formats[t]), 0};
   const List list(std::move(tensors));
-  Workspace workspace(count);
-  Rows stamped(count);
-  const int error =
-      overflowstat::cuda::launch_dense(list.get(), workspace.data(), stamped.data(), stamped.stamp(), nullptr);
+  Rows stamped(count, details != nullptr);
+  Workspace workspace(stamped.count());
+  const int error = overflowstat::cuda::launch_dense(list.get(), workspace.data(), stamped.data(), stamped.stamp(),
+                                                     details != nullptr, nullptr);
   if (error != 0) return error;
-  return workspace.is_zero() ? stamped.take(rows) : kWorkspaceLeftDirty;
+  return workspace.is_zero() ? stamped.take(rows, details) : kWorkspaceLeftDirty;
 }
 
 // Where an element of a strided tensor lies; nothing is read, so that the tensor may be larger than any memory.
@@ -173,16 +189,16 @@ int64_t strided_offset(int64_t rank, const int64_t* sizes, const int64_t* stride
 
 // Sizes and strides as torch has them; *repeat is how often the tensor shows each element of the row.
 int run_strided(const void* data, uint32_t format, int64_t rank, const int64_t* sizes, const int64_t* strides,
-                StatsRow* row, int64_t* repeat) {
+                StatsRow* row, Detail* detail, int64_t* repeat) {
   const overflowstat::Layout layout = overflowstat::make_layout(sizes, strides, rank);
   const overflowstat::cuda::StridedTensor tensor = describe(data, static_cast<Format>(format), layout);
   *repeat = layout.repeat;
-  Workspace workspace(1);
-  Rows stamped(1);
-  const int error =
-      overflowstat::cuda::launch_strided(tensor, workspace.data(), stamped.data(), stamped.stamp(), nullptr);
+  Rows stamped(1, detail != nullptr);
+  Workspace workspace(stamped.count());
+  const int error = overflowstat::cuda::launch_strided(tensor, workspace.data(), stamped.data(), stamped.stamp(),
+                                                       detail != nullptr, nullptr);
   if (error != 0) return error;
-  return workspace.is_zero() ? stamped.take(row) : kWorkspaceLeftDirty;
+  return workspace.is_zero() ? stamped.take(row, detail) : kWorkspaceLeftDirty;
 }
 
 }  // extern "C"

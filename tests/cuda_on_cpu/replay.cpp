@@ -1,5 +1,6 @@
-// replay CASES ROWS: runs the launches of one file and writes their rows to another. A program of its own, because the
-// sanitizers want to be in a process from its start. Each tensor is a heap block of exactly its size.
+// replay CASES ROWS: runs the launches of one file, without and with detail, and writes their rows to another. A
+// program of its own, because the sanitizers want to be in a process from its start. Each tensor is a heap block of
+// exactly its size.
 //
 // CASES holds 64-bit words: device, lane order, workers; then launches: their number of tensors and, for each tensor,
 // format, rank, offset in bytes from an address that is a multiple of 16, bytes, sizes, strides (in elements), and the
@@ -81,12 +82,17 @@ int main(int argc, char** argv) {
   while (!reader.at_end()) {
     std::vector<Tensor> tensors(reader.word());
     for (Tensor& tensor : tensors) tensor = read_tensor(reader);
-    std::vector<StatsRow> rows(tensors.size());
+    std::vector<StatsRow> rows(tensors.size()), detailed_rows(tensors.size());
+    std::vector<Detail> details(tensors.size());
     int error = 0;
     if (tensors.size() == 1 && tensors[0].rank >= 0) {
       int64_t repeat = 0;
-      error = run_strided(tensors[0].data, tensors[0].format, tensors[0].rank, tensors[0].sizes.data(),
-                          tensors[0].strides.data(), rows.data(), &repeat);
+      const auto run = [&](StatsRow* row, Detail* detail) {
+        return run_strided(tensors[0].data, tensors[0].format, tensors[0].rank, tensors[0].sizes.data(),
+                           tensors[0].strides.data(), row, detail, &repeat);
+      };
+      error = run(rows.data(), nullptr);
+      if (error == 0) error = run(detailed_rows.data(), details.data());
     } else {
       std::vector<const void*> data;
       std::vector<uint32_t> formats;
@@ -96,11 +102,19 @@ int main(int argc, char** argv) {
         formats.push_back(tensor.format);
         numels.push_back(static_cast<uint64_t>(tensor.sizes[0]));
       }
-      error = run_dense(tensors.size(), data.data(), formats.data(), numels.data(), rows.data());
+      const auto run = [&](StatsRow* to, Detail* to_details) {
+        return run_dense(tensors.size(), data.data(), formats.data(), numels.data(), to, to_details);
+      };
+      error = run(rows.data(), nullptr);
+      if (error == 0) error = run(detailed_rows.data(), details.data());
     }
     if (error != 0) {
       fprintf(stderr, "replay: error %d\n", error);
       return 3;
+    }
+    if (!rows.empty() && memcmp(rows.data(), detailed_rows.data(), rows.size() * sizeof(StatsRow)) != 0) {
+      fprintf(stderr, "replay: with detail the rows are others\n");
+      return 4;
     }
     output.write(reinterpret_cast<const char*>(rows.data()), static_cast<int64_t>(rows.size() * sizeof(StatsRow)));
   }

@@ -18,13 +18,13 @@ namespace {
 constexpr size_t kRows = 4096;
 
 struct Launch {
-  std::vector<cpu::Tensor> tensors;
-  std::vector<StatsRow> found;  // as they were at the launch
+  std::vector<StatsRow> found;  // of each slot, as they were at the launch
   std::shared_ptr<Frame> frame;
 };
 
 struct CapturedLaunch {
   std::vector<cpu::Tensor> tensors;  // read in each replay
+  bool detail;
   std::shared_ptr<StampedRow> rows;
 };
 
@@ -48,10 +48,16 @@ std::unique_ptr<Device>& device() {
   return device;
 }
 
-std::vector<StatsRow> read(const std::vector<cpu::Tensor>& tensors) {
-  std::vector<StatsRow> rows(tensors.size());
-  cpu::reduce(tensors.data(), tensors.size(), rows.data());
-  return rows;
+// What a device writes into the slots.
+std::vector<StatsRow> read(const std::vector<cpu::Tensor>& tensors, bool detail) {
+  std::vector<StatsRow> rows(tensors.size()), slots;
+  std::vector<Detail> details(tensors.size());
+  cpu::reduce(tensors.data(), tensors.size(), rows.data(), detail ? details.data() : nullptr);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    slots.push_back(rows[i]);
+    if (detail) slots.push_back(as_row(details[i]));
+  }
+  return slots;
 }
 
 void write(StampedRow* slot, const StatsRow& row, uint64_t stamp) {
@@ -65,7 +71,7 @@ void finish(int64_t count) {
   const std::lock_guard<std::mutex> lock(it.mutex);
   for (; count != 0 && !it.launches.empty(); --count) {
     const Launch& launch = it.launches.front();
-    for (size_t i = 0; i < launch.found.size(); ++i) {
+    for (size_t i = launch.found.size(); i-- > 0;) {  // a detail before its row
       write(launch.frame->rows() + i, launch.found[i], launch.frame->stamp());
     }
     it.launches.pop_front();
@@ -92,29 +98,31 @@ std::string describe(const at::Tensor& tensor, Readable& readable) {
   return reason;
 }
 
-std::shared_ptr<Reading> record(std::vector<Readable> tensors) {
+std::shared_ptr<Reading> record(std::vector<Readable> tensors, bool detail) {
   std::vector<Reading::Entry> entries;
   std::vector<cpu::Tensor> memory;
   std::vector<size_t> places;
   for (Readable& tensor : tensors) {
-    entries.push_back({tensor.memory.format, tensor.memory.layout.repeat, tensor.negated, StatsRow{}, ""});
+    entries.push_back(
+        {tensor.memory.format, tensor.memory.layout.repeat, tensor.negated, StatsRow{}, "", std::nullopt});
     places.push_back(places.size());
     memory.push_back(std::move(tensor.memory));
   }
   const auto reading = std::make_shared<Reading>(std::move(entries));
+  const size_t slots = memory.size() * slots_each(detail);
   Device& it = *device();
   if (it.capture != 0) {
     Graph& graph = it.graphs[it.capture];
-    const std::shared_ptr<StampedRow> rows(new StampedRow[memory.size()], std::default_delete<StampedRow[]>());
-    graph.launches.push_back({memory, rows});
-    reading->add(std::make_shared<ReplayedRows>(rows, memory.size(), graph.is_gone, poll_replays), places, 1);
+    const std::shared_ptr<StampedRow> rows(new StampedRow[slots], std::default_delete<StampedRow[]>());
+    graph.launches.push_back({memory, detail, rows});
+    reading->add(std::make_shared<ReplayedRows>(rows, slots, graph.is_gone, poll_replays), places, 1, detail);
     return reading;
   }
-  const std::shared_ptr<Frame> frame = it.ring.begin(memory.size(), poll);
-  std::vector<StatsRow> found = read(memory);
+  const std::shared_ptr<Frame> frame = it.ring.begin(slots, poll);
+  std::vector<StatsRow> found = read(memory, detail);
   const std::lock_guard<std::mutex> lock(it.mutex);
-  it.launches.push_back({std::move(memory), std::move(found), frame});
-  reading->add(frame, places, 1);
+  it.launches.push_back({std::move(found), frame});
+  reading->add(frame, places, 1, detail);
   return reading;
 }
 
@@ -131,9 +139,9 @@ FOR_TESTS int64_t late_pending() { return static_cast<int64_t>(overflowstat::dev
 FOR_TESTS void late_fail(const char* reason) { overflowstat::device()->failure = reason; }
 FOR_TESTS void late_capture(uint64_t graph) { overflowstat::device()->capture = graph; }
 FOR_TESTS void late_replay(uint64_t graph, int64_t launches) {
-  for (auto& [tensors, rows] : overflowstat::device()->graphs[graph].launches) {
+  for (auto& [tensors, detail, rows] : overflowstat::device()->graphs[graph].launches) {
     if (launches-- == 0) return;
-    const auto found = overflowstat::read(tensors);
+    const auto found = overflowstat::read(tensors, detail);
     for (size_t i = 0; i < found.size(); ++i) {
       overflowstat::write(rows.get() + i, found[i], rows.get()[i].stamp + 1);
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -284,3 +285,46 @@ def test_many_calls_are_not_one_ring_too_many(device: LateDevice) -> None:
         if number % 500 == 499:
             monitor.check()
     assert largest(monitor) == [k for n in range(2000) for k in (2 * (n % 10), 6 * (n % 10), 6 * (n % 10))]
+
+
+def details(monitor: Monitor) -> list[tuple[int | None, int | None, float | int | None]]:
+    """Of the last line of each frame."""
+    contents = [frame.lines[-1].content for frame in monitor.frames]
+    return [
+        (content.zero_count, content.subnormal_count, content.abs_min_nonzero)
+        for content in contents
+        if isinstance(content, TensorStats)
+    ]
+
+
+def test_detail_comes_as_late_and_what_is_subnormal_is_told_of_then(device: LateDevice) -> None:
+    model = chain(2.0**-130)
+    x = X.clone()
+    x[:20] = 0.0
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        monitor = Monitor(model, detail=True, check="step", sinks=[])
+        before = monitor.counters().launches
+        model(x)
+        assert device.pending == monitor.counters().launches - before > 0 and told == []
+        monitor.check()
+        monitor.check()
+    assert [str(warning.message).split(",")[1] for warning in told] == [
+        " output: 100 % of what is not zero is subnormal in float32"
+    ] * 2
+    assert details(monitor) == [(20, 30, 2.0**-129)] * 2
+
+
+def test_detail_of_a_replay(device: LateDevice) -> None:
+    model = chain(1.0)
+    monitor = Monitor(model, detail=True, sinks=[])
+    device.finish()
+    with device.capturing(1):
+        model(X)
+    for zeros in (7, 50, 0):
+        made = model[0].made
+        assert isinstance(made, Tensor)
+        made.copy_(X)[:zeros] = 0.0
+        device.replay(1)
+        monitor.check()
+        assert details(monitor)[-1] == (zeros, 0, 2.0) if zeros < 50 else details(monitor)[-1][:2] == (50, 0)

@@ -8,6 +8,8 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
+
 #include "cuda/reduce.h"
 #include "layout.h"
 
@@ -36,9 +38,12 @@ using Run = int (*)(const Launch*);
 inline Run run = nullptr;
 
 // What the arguments of one launch say of memory. Rows go to a copy: the host sees them once their launch is done, in
-// the order that the device's fences (which have no effect where the kernel is run) give them.
+// the order that the device's fences (which have no effect where the kernel is run) give them: a tensor's last slot
+// first.
 class Memory {
  public:
+  explicit Memory(bool detail) : slots_each_(overflowstat::slots_each(detail)) {}
+
   void add(const overflowstat::cuda::TensorList& list) {
     const bool in_table = list.count > overflowstat::cuda::kInlineTensors;
     if (in_table) add(list.table, list.count * sizeof(*list.table), false);
@@ -46,13 +51,13 @@ class Memory {
       const overflowstat::cuda::DenseTensor& tensor = in_table ? list.table[t] : list.inlined[t];
       add(tensor.data, tensor.numel * overflowstat::element_size(tensor.format), false);
     }
-    copy_.resize(list.count);
+    copy_.resize(list.count * slots_each_);
   }
   void add(const overflowstat::cuda::StridedTensor& tensor) {
     int64_t extent = tensor.numel > 0 ? 1 : 0;
     for (int32_t d = 0; d < tensor.rank; ++d) extent += (tensor.sizes[d] - 1) * tensor.strides[d];
     add(tensor.data, extent * overflowstat::element_size(tensor.format), false);
-    copy_.resize(1);
+    copy_.resize(slots_each_);
   }
   void add(overflowstat::cuda::Workspace* workspace) {
     add(workspace, overflowstat::cuda::workspace_bytes(copy_.size()), true);
@@ -67,7 +72,8 @@ class Memory {
   const std::vector<Region>& regions() const { return regions_; }
 
   void publish() const {
-    for (size_t i = 0; i < copy_.size(); ++i) {
+    for (size_t n = 0; n < copy_.size(); ++n) {
+      const size_t i = n - n % slots_each_ + (slots_each_ - 1 - n % slots_each_);
       rows_[i].row = copy_[i].row;
       if (cuda_on_cpu::on_system_fence) cuda_on_cpu::on_system_fence();
       rows_[i].stamp = copy_[i].stamp;
@@ -78,6 +84,7 @@ class Memory {
   void add(const void* address, uint64_t size, bool writable) {
     if (size > 0) regions_.push_back({reinterpret_cast<uint64_t>(address), size, writable});
   }
+  const size_t slots_each_;
   std::vector<Region> regions_;
   std::vector<overflowstat::StampedRow> copy_;
   overflowstat::StampedRow* rows_ = nullptr;
@@ -93,7 +100,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     return cudaErrorInvalidValue;
   }
   return [&](std::decay_t<Parameters>... parameters) {
-    ptx_on_cpu::Memory memory;
+    ptx_on_cpu::Memory memory(strstr(symbol.dli_sname, "_detail") != nullptr);
     (memory.add(parameters), ...);
     const ptx_on_cpu::Argument list[] = {{&parameters, sizeof(parameters)}...};
     const ptx_on_cpu::Launch launch{symbol.dli_sname,      config->gridDim.x,       config->blockDim.x,     list,

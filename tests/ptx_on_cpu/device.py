@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from compile_once import KEPT, compile_once
-from device_on_cpu import CSRC, Build, DeviceOnCpu, Placed, Row
+from device_on_cpu import CSRC, Build, Detail, DeviceOnCpu, Placed, Row
 from expected_rows import ExpectedRow
 
 from overflowstat.building.cuda_toolkit import find_cuda_toolkit
@@ -112,10 +112,12 @@ class DeviceFromPtx(DeviceOnCpu):
                 raise self.fault from None
             raise
 
-    def raw_rows(self, tensors: Sequence[torch.Tensor | Placed]) -> ctypes.Array[Row]:
+    def raw_rows(
+        self, tensors: Sequence[torch.Tensor | Placed], details: ctypes.Array[Detail] | None = None
+    ) -> ctypes.Array[Row]:
         with self.raising():
-            return super().raw_rows(tensors)
+            return super().raw_rows(tensors, details)
 
-    def strided_row(self, tensor: torch.Tensor, address: int | None = None) -> ExpectedRow:
+    def strided_row(self, tensor: torch.Tensor, address: int | None = None, detail: bool = False) -> ExpectedRow:
         with self.raising():
-            return super().strided_row(tensor, address)
+            return super().strided_row(tensor, address, detail)
