@@ -1,35 +1,41 @@
-"""Builds overflowstat._C as far as this machine allows; overflowstat/toolkit.py decides how far, and why."""
+"""Builds overflowstat._C as far as this machine allows; overflowstat/building/ decides how far, and why."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build import build
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
+VERSION = "0.1.0"
 
 
-def load_toolkit() -> ModuleType:
-    """The package's own toolkit.py, which can be neither imported nor found by name before the package is installed."""
-    spec = importlib.util.spec_from_file_location("overflowstat_toolkit", ROOT / "overflowstat" / "toolkit.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def load(name: str) -> ModuleType:
+    """A file of the package's folder `building`, which cannot be imported by name before the package is installed."""
+    alias = "overflowstat_building"
+    if alias not in sys.modules:
+        folder = ROOT / "overflowstat" / "building"
+        spec = importlib.util.spec_from_file_location(
+            alias, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None
+        sys.modules[alias] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{alias}.{name}")
 
 
-toolkit = load_toolkit()
-facts = toolkit.gather_facts()
+record = load("record")
+facts = load("plan").gather_facts()
 try:
-    plan = toolkit.make_plan(facts)
-except toolkit.BuildError as error:
+    plan = load("plan").make_plan(facts)
+except load("errors").BuildError as error:
     sys.exit(f"overflowstat: {error}")
 
 
@@ -54,13 +60,13 @@ class WriteBuildRecord(Command):
 
     def run(self) -> None:
         self._folder().mkdir(parents=True, exist_ok=True)
-        toolkit.make_record(plan, facts).save(self._folder())
+        record.make_record(plan, facts).save(self._folder())
 
     def get_source_files(self) -> list[str]:
         return []
 
     def get_outputs(self) -> list[str]:
-        return [str(self._folder() / toolkit.BUILD_RECORD)]
+        return [str(self._folder() / record.BUILD_RECORD)]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
@@ -69,8 +75,20 @@ class WriteBuildRecord(Command):
 class Build(build):
     sub_commands = [*build.sub_commands, ("write_build_record", None)]
 
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)  # or a wheel has modules that are gone since the last build
+        super().run()
 
-commands: dict[str, type[Command]] = {"build": Build, "write_build_record": WriteBuildRecord}
+
+class SourceArchive(sdist):
+    """Of the version alone: it is built for nothing yet."""
+
+    def finalize_options(self) -> None:
+        self.distribution.metadata.version = VERSION
+        super().finalize_options()
+
+
+commands: dict[str, type[Command]] = {"build": Build, "sdist": SourceArchive, "write_build_record": WriteBuildRecord}
 extensions: list[Extension] = []
 
 
@@ -82,7 +100,7 @@ def csrc(*suffixes: str) -> list[str]:
 
 if plan.kind != "none":
     # torch compiles with CXX but links with what Python was built by: one compiler for both.
-    os.environ.setdefault("CXX", facts.compiler)
+    os.environ.setdefault("CXX", facts.compiler.path)
     if plan.kind == "cuda":
         os.environ["CUDA_HOME"] = facts.toolkit.home  # read when torch.utils.cpp_extension is imported
     from torch.utils import cpp_extension
@@ -115,9 +133,9 @@ if plan.kind != "none":
             "-O3",
             "-fmad=false",
             "--threads=0",
-            f"-ccbin={facts.compiler}",
+            f"-ccbin={facts.compiler.path}",
             "-Xcompiler=-fvisibility=hidden",
-            *toolkit.nvcc_architecture_flags(plan.architectures),
+            *load("architectures").nvcc_architecture_flags(plan.architectures),
         ]
     extensions.append(native)
 
@@ -125,7 +143,7 @@ if plan.kind != "none":
         def finalize_options(self) -> None:
             super().finalize_options()
             # Kept for the next build also where setuptools would take a new folder every time (editable installs).
-            flavour = f"{toolkit.python_tag()}-torch-{facts.torch.version}-{plan.kind}"
+            flavour = f"{record.python_tag()}-torch-{facts.torch.version}-{plan.kind}"
             self.build_temp = str(ROOT / "build" / f"temp-{flavour}")
 
         def run(self) -> None:
@@ -134,11 +152,12 @@ if plan.kind != "none":
             except Exception as error:
                 less = "OVERFLOWSTAT_EXT=cpu builds without CUDA, " if plan.kind == "cuda" else ""
                 raise RuntimeError(
-                    f"overflowstat: the {plan.kind} extension did not compile with {facts.compiler} "
+                    f"overflowstat: the {plan.kind} extension did not compile with {facts.compiler.path} "
                     f"against torch {facts.torch.version}, see above; {less}OVERFLOWSTAT_EXT=none builds without any"
                 ) from error
 
     commands["build_ext"] = BuildNative
 
 print(f"overflowstat: extension {plan.kind}" + (f" ({plan.reason})" if plan.reason else ""), file=sys.stderr)
-setup(ext_modules=extensions, cmdclass=commands)
+version = VERSION + load("local_version").local_version(plan, facts, ROOT)
+setup(version=version, ext_modules=extensions, cmdclass=commands)

@@ -16,7 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote, urlparse
 
-from overflowstat.toolkit import MINIMUM_TORCH, BuildRecord, python_tag, release
+from overflowstat.building.installed_torch import MINIMUM_TORCH
+from overflowstat.building.record import BuildRecord, python_tag
+from overflowstat.building.versions import major, release
+from overflowstat.terminal import in_shell
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -45,17 +48,22 @@ def reason() -> str:
 
 def torch_problem() -> str:
     """Why nothing of overflowstat works here, in one sentence; empty where a torch that is new enough is installed."""
-    minimum = ".".join(map(str, MINIMUM_TORCH))
+    lack = torch_lack()
+    return f"{lack.what}: {lack.remedy}, then {mend_command()}" if lack else ""
+
+
+def torch_lack() -> Lack | None:
+    """The same in its parts."""
+    needed = f"needs torch {MINIMUM_TORCH} or newer, and"
     try:
         import torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        return f"needs torch {minimum} or newer, and there is none here: install it, then {mend_command()}"
-    if release(torch.__version__) < MINIMUM_TORCH:
-        found = torch.__version__
-        return f"needs torch {minimum} or newer, and this is {found}: install a newer one, then {mend_command()}"
-    return ""
+    except (ImportError, OSError) as error:  # OSError: one of its libraries does not load
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return Lack(f"{needed} there is none here", "install it")
+        return Lack(f"{needed} the one here does not import ({' '.join(str(error).split())})", "install it anew")
+    if release(torch.__version__) < release(MINIMUM_TORCH):
+        return Lack(f"{needed} this is {torch.__version__}", "install a newer one")
+    return None
 
 
 @functools.cache
@@ -111,16 +119,12 @@ def what_is_lacking(record: BuildRecord | None, torch_version: str, torch_gpu: s
         return Lack(f"its extension was built for {record.python}, and this Python is {python_tag()}")
     if record.torch is None or release(record.torch) != release(torch_version):
         return Lack(f"its extension was built for torch {record.torch}, and this is torch {torch_version}")
-    if record.kind == "cuda" and _major(record.cuda) != _major(torch_gpu):
+    if record.kind == "cuda" and major(record.cuda) != major(torch_gpu):
         now = f"built for CUDA {torch_gpu}" if torch_gpu else "built without CUDA"
         return Lack(f"its extension was built for CUDA {record.cuda}, and torch {torch_version} is {now}")
     if record.kind == "cpu" and torch_gpu:
         return Lack(record.reason, record.remedy, usable=True)
     return None
-
-
-def _major(version: str | None) -> str:
-    return (version or "").split(".")[0]
 
 
 def _sentence(lack: Lack) -> str:
@@ -153,9 +157,9 @@ def mend_command() -> str:
     """The command that installs this very package again, built for the torch that is here now."""
     pip = "python -m pip install --force-reinstall --no-deps"
     if (PACKAGE.parent / "setup.py").is_file():
-        return f"{pip} -e {PACKAGE.parent}"
+        return f"{pip} -e {in_shell(str(PACKAGE.parent))}"
     for distribution in _distributions():
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         if "dir_info" in origin:
-            return f"{pip} {unquote(urlparse(origin['url']).path)}"
+            return f"{pip} {in_shell(unquote(urlparse(origin['url']).path))}"
     return f"{pip} --no-cache-dir overflowstat"  # the cache may hold the wheel built for another torch

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from types import TracebackType
 from typing import TextIO
 
-__all__ = ["Progress", "on_one_line", "printable"]
+__all__ = ["Progress", "in_shell", "on_one_line", "printable"]
 
 
 def printable(text: str) -> str:
@@ -22,6 +23,11 @@ def printable(text: str) -> str:
 def on_one_line(text: str) -> str:
     """The same, of what is to stay in its line, as a name is."""
     return printable(text).replace("\n", "\\n")
+
+
+def in_shell(path: str) -> str:
+    """A path as a shell reads it; quoted name by name, so that a ~ put in place of its beginning is understood."""
+    return "/".join(shlex.quote(name) if name else "" for name in path.split("/"))
 
 
 def _escape(character: str) -> str:

@@ -20,12 +20,13 @@ sys.path.insert(0, str(CSRC.parent))
 
 from compile_once import KEPT, compile_once  # noqa: E402
 
-from overflowstat import toolkit  # noqa: E402
+from overflowstat.building.architectures import nvcc_architecture_flags  # noqa: E402
+from overflowstat.building.cuda_toolkit import CudaToolkit, find_cuda_toolkit  # noqa: E402
 
 ARCHITECTURES = ("7.5", "8.0", "8.6", "9.0", "10.0", "12.0")
 
 
-def find_nvdisasm(cuda: toolkit.CudaToolkit) -> str | None:
+def find_nvdisasm(cuda: CudaToolkit) -> str | None:
     """The toolkit's, the one on PATH, or the one inside the triton wheel, which torch's CUDA wheels bring along."""
     spec = importlib.util.find_spec("triton")
     wheel = (
@@ -183,13 +184,13 @@ def most_registers(kernel: str) -> int:
     return 80 if "dense_detail" in kernel else 64
 
 
-def build(architecture: str, cuda: toolkit.CudaToolkit, csrc: Path = CSRC, folder: Path = KEPT) -> tuple[Path, str]:
+def build(architecture: str, cuda: CudaToolkit, csrc: Path = CSRC, folder: Path = KEPT) -> tuple[Path, str]:
     """Compiles as setup.py does, both sides, for one architecture, with all warnings: machine code, compiler's words.
 
     Raises with the compiler's output.
     """
     command = [cuda.nvcc, "-std=c++17", "-O3", "-fmad=false", "-Xcompiler=-Wall,-Wextra", "-Xptxas=-v", "-c", "--keep"]
-    command += [*toolkit.nvcc_architecture_flags((architecture,)), "-I", str(csrc), str(PROBE)]
+    command += [*nvcc_architecture_flags((architecture,)), "-I", str(csrc), str(PROBE)]
     sources = [*csrc.rglob("*.h"), *csrc.rglob("*.cu*"), PROBE]
     made = compile_once(command, "probe.o", sources, folder).parent
     (cubin,) = made.glob("*.cubin")
@@ -197,7 +198,7 @@ def build(architecture: str, cuda: toolkit.CudaToolkit, csrc: Path = CSRC, folde
 
 
 def compile_for(
-    architecture: str, cuda: toolkit.CudaToolkit, nvdisasm: str, csrc: Path = CSRC, folder: Path = KEPT
+    architecture: str, cuda: CudaToolkit, nvdisasm: str, csrc: Path = CSRC, folder: Path = KEPT
 ) -> Compiled:
     cubin, log = build(architecture, cuda, csrc, folder)
     listing = subprocess.run([nvdisasm, "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
@@ -221,7 +222,7 @@ def compile_for(
 
 
 def print_table() -> None:
-    cuda, problem = toolkit.find_cuda_toolkit()
+    cuda, problem = find_cuda_toolkit()
     if cuda is None:
         sys.exit(problem)
     nvdisasm = find_nvdisasm(cuda)

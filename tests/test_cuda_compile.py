@@ -7,9 +7,9 @@ import re
 import pytest
 from sass import ARCHITECTURES, build, most_registers
 
-from overflowstat import toolkit
+from overflowstat.building.cuda_toolkit import find_cuda_toolkit
 
-CUDA, PROBLEM = toolkit.find_cuda_toolkit()
+CUDA, PROBLEM = find_cuda_toolkit()
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from sass import ARCHITECTURES, CSRC, Compiled, HotLoop, compile_for, find_nvdisasm, most_registers, parse
 
-from overflowstat import toolkit
+from overflowstat.building.cuda_toolkit import find_cuda_toolkit
 
-CUDA, PROBLEM = toolkit.find_cuda_toolkit()
+CUDA, PROBLEM = find_cuda_toolkit()
 NVDISASM = find_nvdisasm(CUDA) if CUDA else None
 
 pytestmark = [pytest.mark.slow, pytest.mark.any_torch]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 import transformers
 from accelerate import Accelerator
+from documents import code
 from hooks_of import ours, ours_on_optimizers
 from test_lightning import data as lightning_data
 from test_lightning import net, trainer
@@ -20,19 +20,11 @@ from overflowstat import Monitor, NonFiniteError
 from overflowstat.integrations import lightning as our_lightning
 from overflowstat.integrations import transformers as our_transformers
 
-ROOT = Path(__file__).parent.parent
 pytestmark = [
     pytest.mark.usefixtures("light_collections", "no_optimizer_hooks", "as_found"),
     pytest.mark.filterwarnings("ignore"),
 ]
 __all__ = ["as_found"]
-
-
-def blocks(file: str, heading: str) -> list[str]:
-    """The Python code of one section."""
-    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", (ROOT / file).read_text(), re.DOTALL | re.MULTILINE)
-    assert section is not None, heading
-    return re.findall(r"^```python\n(.*?)^```", section[1], re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -57,7 +49,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def run(file: str, heading: str, number: int, names: dict[str, Any]) -> dict[str, Any]:
-    exec(compile(blocks(file, heading)[number], f"{file}, {heading}, {number}", "exec"), names)
+    exec(compile(code(file, "python", heading)[number], f"{file}, {heading}, {number}", "exec"), names)
     return names
 
 
@@ -67,9 +59,9 @@ def nothing_is_left(model: nn.Module) -> bool:
 
 def test_no_block_is_left_out() -> None:
     sections = {"transformers": 2, "Lightning": 1, "accelerate": 1, "A loop of your own": 2}
-    assert {heading: len(blocks("docs/integrations.md", heading)) for heading in sections} == sections
-    assert (ROOT / "docs/integrations.md").read_text().count("```python") == sum(sections.values())
-    assert len(blocks("README.md", "Where you train")) == 3
+    assert {heading: len(code("docs/integrations.md", "python", heading)) for heading in sections} == sections
+    assert len(code("docs/integrations.md", "python")) == sum(sections.values())
+    assert len(code("README.md", "python", "Where you train")) == 3
 
 
 def test_the_trainers_own_debug(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,13 +85,12 @@ def test_the_callback_of_the_trainer(names: dict[str, Any], capsys: pytest.Captu
 
 
 def test_the_report_that_is_shown(tmp_path: Path) -> None:
-    shown = re.search(r"^```\n(overflowstat: .*?)```", (ROOT / "docs/integrations.md").read_text(), re.DOTALL | re.M)
-    assert shown is not None
+    (shown,) = code("docs/integrations.md", "")
     accumulation = next(mode for mode in MODES if mode.name == "accumulation")
     with pytest.raises(NonFiniteError) as caught:
         train(accumulation, tmp_path, tiny(), our_transformers.OverflowStatCallback(sinks=[]), Spoil(2))
     first, *others = str(caught.value).split("\n")
-    begin, *expected = shown[1].rstrip("\n").split("\n")
+    begin, *expected = shown.rstrip("\n").split("\n")
     assert first.startswith(begin.removesuffix(", ...")) and begin.endswith(", ...") and others == expected
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from overflowstat import native
+from overflowstat.building.record import BUILD_RECORD, BuildRecord, python_tag
 from overflowstat.native import NativeWarning, what_is_lacking
-from overflowstat.toolkit import BUILD_RECORD, BuildRecord, python_tag
 
 CUDA_BUILD = BuildRecord(
     kind="cuda",
@@ -179,7 +179,7 @@ def test_a_source_folder_that_hides_an_installed_package_is_named_with_it(
 @pytest.mark.parametrize(
     ("direct_url", "target"),
     [
-        ('{"dir_info": {}, "url": "file:///home/me/a%20folder"}', "/home/me/a folder"),
+        ('{"dir_info": {}, "url": "file:///home/me/a%20folder"}', "/home/me/'a folder'"),
         ('{"archive_info": {}, "url": "file:///wheels/overflowstat-0.1.0.whl"}', "--no-cache-dir overflowstat"),
         (None, "--no-cache-dir overflowstat"),
     ],

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from documents import code, commands, without_digits
 from running import Server, write
 
-TEXT = (Path(__file__).parent.parent / "docs" / "run.md").read_text()
-COMMANDS = [
-    line.partition(" #")[0].strip()
-    for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
-    for line in block.splitlines()
-]
+FILE = "docs/run.md"
+COMMANDS = commands(FILE)
 RUN = "python -m overflowstat run "
 STATUS = {
     "train.py 30": 1,
@@ -38,15 +34,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    script = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert script is not None
-    write(tmp_path, "train.py", script[1])
+    (script,) = code(FILE, "python")
+    write(tmp_path, "train.py", script)
     return tmp_path
-
-
-def without_digits(text: str) -> str:
-    """Numbers differ between kinds of CPU."""
-    return re.sub(r"[\d.+-]+", "#", text)
 
 
 def test_all_commands_are_tested() -> None:
@@ -64,9 +54,8 @@ def test_a_command_does_what_it_is_said_to(server: Server, folder: Path, command
     assert ended.status == STATUS[words], ended.errors
     assert (folder / "run.jsonl").exists() == ("--trace-file" in command)
     if words == "train.py 30":
-        shown = re.search(r"```\n(overflowstat: .*?)\n```", TEXT, re.DOTALL)
-        assert shown is not None
-        for line in shown[1].splitlines():
+        (shown,) = code(FILE, "")
+        for line in shown.splitlines():
             assert line == "..." or without_digits(line) in without_digits(ended.errors)
     if words.startswith("--on-detect"):
         assert " (Scorer): bad numbers in " in ended.told[2] and "trained" in ended.output

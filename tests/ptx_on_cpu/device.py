@@ -14,13 +14,13 @@ from compile_once import KEPT, compile_once
 from device_on_cpu import CSRC, Build, Detail, DeviceOnCpu, Placed, Row
 from expected_rows import ExpectedRow
 
-from overflowstat import toolkit
+from overflowstat.building.cuda_toolkit import find_cuda_toolkit
 from ptx_on_cpu.machine import Machine, Module, Schedule, lockstep
 from ptx_on_cpu.memory import Region
 
 HERE = Path(__file__).parent
 
-CUDA, PROBLEM = toolkit.find_cuda_toolkit()
+CUDA, PROBLEM = find_cuda_toolkit()
 FAULT = 719  # cudaErrorLaunchFailure
 
 
