@@ -42,10 +42,18 @@ class Printer:
         if traced:
             texts.append(self._style.frame(frame))
         if texts:
-            print("\n".join(texts))
+            _print("\n".join(texts))
 
     def report(self, report: Report) -> None:
-        print(self._style.report(report))
+        _print(self._style.report(report))
+
+
+def _print(text: str) -> None:
+    """With escapes where stdout has no letters for a name or a line of source."""
+    try:
+        print(text)
+    except UnicodeEncodeError as error:
+        print(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
 
 
 class LoggingSink:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,30 @@ X = torch.tensor([1.0, -3.0])
 def run_batches(model: nn.Module, count: int) -> None:
     for _ in range(count):
         model(X)
+
+
+# printing
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", "\\xc4\\u4e2d"), ("latin-1", "\xc4\\u4e2d"), ("cp1252", "\xc4\\u4e2d"), ("utf-8", "\xc4\u4e2d")],
+)
+def test_a_report_is_printed_where_stdout_has_no_letters_for_a_name(
+    encoding: str, shown: str, recorder_name: RecorderName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a report and in a traced frame; what is raised is the detection and not a failure to print it."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+    model = nn.Sequential()
+    model.add_module("\xc4\u4e2d", nn.Identity())
+    Monitor(model, recorder=recorder_name, trace_batch_nums=[0])
+    model(X)
+    with pytest.raises(NonFiniteError):
+        model(X / 0)
+    sys.stdout.flush()
+    told = written.getvalue().decode(encoding)
+    assert told.count(f"{shown} Identity\n") == 2 and f"first in {shown} (Identity), input[0]" in told
 
 
 # logging
