@@ -7,6 +7,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
+from .terminal import printable
+
 if TYPE_CHECKING:
     from .frames import Frame
     from .verdict import Verdict
@@ -57,4 +59,4 @@ def warn_user(message: str) -> None:
     while frame.f_back is not None and str(frame.f_globals.get("__package__")).split(".")[0] in (__package__, "torch"):
         depth, frame = depth + 1, frame.f_back
     with contextlib.suppress(ValueError):  # of Python, which writes to stderr even if that is closed
-        warnings.warn(message, MonitorWarning, stacklevel=depth)
+        warnings.warn(printable(message), MonitorWarning, stacklevel=depth)

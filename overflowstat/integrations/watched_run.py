@@ -72,7 +72,7 @@ class RunOptions:
 
 
 def check_options(name: str, taker: Callable[..., object], options: dict[str, Any]) -> None:
-    """Raises TypeError, as a call of `name` would, for one that is not among the arguments of `taker` behind its first."""
+    """Raises TypeError, as a call of `name` would, for what is no argument of `taker`, or its first one."""
     known = list(inspect.signature(taker).parameters)[1:]
     for option in options:
         if option not in known:
