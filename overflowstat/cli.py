@@ -26,7 +26,7 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 WRONG, INTERRUPTED, NOBODY_READS = 2, 128 + 2, 128 + 13
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_STATUS = """\
 exit status:
   0    all is well

@@ -27,8 +27,8 @@ __all__ = [
 NOT_SCRIPTED = "a watched model cannot be scripted: call monitor.disable() before that, and enable() when it is done"
 
 IN_COPIES = (getattr, (nullcontext, "__exit__"))
-"""What a hook is on a copy of its module, as `__reduce__` tells it: a function that takes anything and does nothing. No
-one of this package, so that a model that was saved under watch is loaded where the package is not there."""
+"""What a hook is on a copy of its module, as `__reduce__` tells it: a function that takes anything and does nothing. It
+is not of this package, without which a model that was saved under watch can be loaded, then."""
 
 Kwargs = Mapping[str, object]
 Record = Callable[[int, nn.Module, object, Kwargs, object], bool]
