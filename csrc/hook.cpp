@@ -16,13 +16,13 @@ struct Hook {
   vectorcallfunc vectorcall;
   FrameLog* log;  // in log_object
   size_t number;
-  PyObject *log_object, *module, *look, *other, *inert, *not_scripted;
+  PyObject *log_object, *module, *look, *other, *copied, *not_scripted;
 };
 
 template <class Visit>
 void for_each_object(Hook* hook, Visit visit) {
   for (PyObject** object :
-       {&hook->log_object, &hook->module, &hook->look, &hook->other, &hook->inert, &hook->not_scripted}) {
+       {&hook->log_object, &hook->module, &hook->look, &hook->other, &hook->copied, &hook->not_scripted}) {
     visit(*object);
   }
 }
@@ -74,7 +74,7 @@ void deallocate(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* reduce(PyObject* self, PyObject*) { return Py_BuildValue("(O())", reinterpret_cast<Hook*>(self)->inert); }
+PyObject* reduce(PyObject* self, PyObject*) { return Py_NewRef(reinterpret_cast<Hook*>(self)->copied); }
 
 PyObject* name(PyObject* self, void*) {
   PyErr_SetObject(PyExc_AttributeError, reinterpret_cast<Hook*>(self)->not_scripted);
@@ -105,7 +105,7 @@ PyObject* make_type() {
 }  // namespace
 
 py::object make_hook(py::object log, size_t number, py::object module, py::object look, py::object other,
-                     py::object inert, py::object not_scripted) {
+                     py::object copied, py::object not_scripted) {
   static PyObject* const type = make_type();
   auto* hook = PyObject_GC_New(Hook, reinterpret_cast<PyTypeObject*>(type));
   if (hook == nullptr) throw py::error_already_set();
@@ -116,7 +116,7 @@ py::object make_hook(py::object log, size_t number, py::object module, py::objec
   hook->module = module.release().ptr();
   hook->look = look.release().ptr();
   hook->other = other.release().ptr();
-  hook->inert = inert.release().ptr();
+  hook->copied = copied.release().ptr();
   hook->not_scripted = not_scripted.release().ptr();
   PyObject_GC_Track(hook);
   return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(hook));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -25,6 +26,7 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 WRONG, INTERRUPTED, NOBODY_READS = 2, 128 + 2, 128 + 13
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_STATUS = """\
 exit status:
   0    all is well
@@ -45,15 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command.needs_torch and (problem := native.torch_problem()):
             return _complain(f"overflowstat {problem}")
         status = command.run(chosen)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where it was closed before
+            sys.stdout.flush()
         return status
     except (CheckpointError, TraceError) as error:
         return _complain(f"overflowstat {chosen.command}: {error}")
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or else Python complains when it ends
+        _drop_output()
         return NOBODY_READS
+    except OSError as error:
+        if error.errno not in NO_ROOM or error.filename is not None:
+            raise
+        _drop_output()
+        return _complain(f"overflowstat {chosen.command}: the output cannot be written: {error.strerror}")
 
 
 def _parser() -> Parser:
@@ -69,6 +77,11 @@ def _parser() -> Parser:
         )
         command.add_arguments(added)
     return parser
+
+
+def _drop_output() -> None:
+    """Or else Python tries to write it once more when it ends, and complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> int:

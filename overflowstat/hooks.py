@@ -1,7 +1,8 @@
-"""The hooks that a monitor puts on modules, and what they do on copies of these modules."""
+"""The hooks that a monitor puts on modules, and what they are on copies of these modules."""
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -10,13 +11,13 @@ from torch.optim import Optimizer
 from .dynamo import not_compiled
 
 __all__ = [
+    "IN_COPIES",
     "NOT_SCRIPTED",
     "ForwardHook",
     "OptimizerHook",
     "Record",
     "RootEntryHook",
     "RootHook",
-    "inert_hook",
     "is_in_backward",
     "is_watched",
     "refuse_replica",
@@ -24,6 +25,10 @@ __all__ = [
 
 # What torch.jit.script says, which compiles hooks and asks for their name first.
 NOT_SCRIPTED = "a watched model cannot be scripted: call monitor.disable() before that, and enable() when it is done"
+
+IN_COPIES = (getattr, (nullcontext, "__exit__"))
+"""What a hook is on a copy of its module, as `__reduce__` tells it: a function that takes anything and does nothing. It
+is not of this package, without which a model that was saved under watch can be loaded, then."""
 
 Kwargs = Mapping[str, object]
 Record = Callable[[int, nn.Module, object, Kwargs, object], bool]
@@ -34,8 +39,8 @@ class _Hook:
     """A copy of a module, deep or pickled, takes the hooks along: there they do nothing, instead of dragging a copy of
     the monitor with them."""
 
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return inert_hook, ()
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return IN_COPIES
 
     @property
     def __name__(self) -> str:
@@ -115,15 +120,6 @@ class OptimizerHook:
     def __call__(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if (method := self._method()) is not None:
             method(optimizer)
-
-
-def inert_hook() -> Callable[..., None]:
-    """What a hook is on a copy."""
-    return _ignore
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 def is_watched(module: nn.Module) -> bool:

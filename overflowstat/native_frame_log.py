@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from . import capture
 from .frame_log import CapturedCall, Counters, FrameLog, rules_of
 from .frames import Frame, Line
-from .hooks import NOT_SCRIPTED, inert_hook, refuse_replica
+from .hooks import IN_COPIES, NOT_SCRIPTED, refuse_replica
 from .measurement import Measurement, measure, measured_content
 from .plain_frame_log import PlainFrameLog
 from .policy import Policy, Rule
@@ -69,7 +69,7 @@ class NativeFrameLog:
 
     def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
         make_hook: Callable[..., Callable[..., None]] = self._make_hook
-        return make_hook(self._log, number, module, look, refuse_replica, inert_hook, NOT_SCRIPTED)
+        return make_hook(self._log, number, module, look, refuse_replica, IN_COPIES, NOT_SCRIPTED)
 
     def call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
         return bool(self._log.call(number, module, args, kwargs, output))

@@ -6,6 +6,7 @@ from typing import Protocol
 from .frames import Frame
 from .ranks import Process
 from .stats import TensorStats
+from .terminal import on_one_line, printable
 from .verdict import Verdict
 from .wording import module_text, short_name
 
@@ -94,13 +95,19 @@ class ReferenceStyle:
 
 
 class OwnStyle(ReferenceStyle):
-    """The reference's frames, which people know how to read, under them one line that says what is bad where."""
+    """The reference's frames, which people know how to read, under them one line that says what is bad where.
+
+    Names that the user gave, and lines of source, have escapes for what a terminal would obey.
+    """
 
     def notices(self, frame: Frame) -> list[str]:
         return []
 
+    def frame(self, frame: Frame) -> str:
+        return printable(super().frame(frame))
+
     def heading(self, frame: Frame) -> str:
-        return super().heading(frame) + " (recomputed)" * frame.is_recompute
+        return on_one_line(super().heading(frame)) + " (recomputed)" * frame.is_recompute
 
     def line(self, content: TensorStats | str, label: str) -> str:
         return super().line(content, label) + detail_text(content)
@@ -119,7 +126,7 @@ class OwnStyle(ReferenceStyle):
         process = report.process
         rank = f"{process.name}: " if process is not None and process.world_size > 1 else ""
         found = f"overflowstat: {rank}{kinds} in batch {report.batch_number}, first in {where}, {finding}"
-        return found if report.verdict is None else f"{found}\n{report.verdict.text}"
+        return printable(found if report.verdict is None else f"{found}\n{report.verdict.text}")
 
     def aborted(self, batches: int, limit: int) -> str:
         return f"overflowstat: stopped after {batches} batches, as abort_after_batch_num={limit} asks"

@@ -15,7 +15,7 @@ def printable(text: str) -> str:
     """With escapes in place of what a terminal would obey, or could not show: control characters but the newline,
     changes of the direction of writing, halves of surrogate pairs.
     """
-    if text.isprintable():
+    if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
 

@@ -1,7 +1,7 @@
 """Runs `overflowstat run` for tests: each time in a process of its own, forked from one that has imported torch.
 
-Reads one JSON object a line: {"arguments", "folder", "environment", "output", "errors"}, and writes the exit status, as
-subprocess has it.
+Reads one JSON object a line: {"arguments", "folder", "environment", "input", "output", "errors"}, and writes the exit
+status, as subprocess has it.
 """
 
 import gc
@@ -19,7 +19,7 @@ def be(wanted: dict[str, object]) -> list[str]:
     os.environ.update(wanted["environment"])  # type: ignore[call-overload]
     for stream, number in (("output", 1), ("errors", 2)):
         os.dup2(os.open(str(wanted[stream]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(str(wanted["input"]), os.O_RDONLY), 0)
     return wanted["arguments"]  # type: ignore[return-value]
 
 

@@ -49,12 +49,15 @@ class Server:
             text=True,
         )
 
-    def run(self, folder: Path, *arguments: str, environment: Mapping[str, str] = {}) -> Ended:
+    def run(
+        self, folder: Path, *arguments: str, environment: Mapping[str, str] = {}, stdin: Path | str = os.devnull
+    ) -> Ended:
         output, errors = self._folder / "output", self._folder / "errors"
         wanted = {
             "arguments": arguments,
             "folder": str(folder),
             "environment": dict(environment),
+            "input": str(stdin),
             "output": str(output),
             "errors": str(errors),
         }
@@ -68,17 +71,24 @@ class Server:
         self._process.communicate(timeout=60)
 
 
-def python(folder: Path, *arguments: str, environment: Mapping[str, str] = {}, timeout: int = 120) -> Ended:
+def python(
+    folder: Path,
+    *arguments: str,
+    environment: Mapping[str, str] = {},
+    stdin: Path | str = os.devnull,
+    timeout: int = 120,
+) -> Ended:
     """Of a process that begins from nothing."""
-    ended = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, **ENVIRONMENT, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    with open(stdin) as file:
+        ended = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env={**os.environ, **ENVIRONMENT, **environment},
+            stdin=file,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 

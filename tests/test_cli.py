@@ -98,6 +98,51 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert ended.stdout.splitlines()[1] == "141"
 
 
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """`line` with this command in place of `overflowstat`, and its exit status as all that is on stdout."""
+    line = line.replace("overflowstat", f"{sys.executable} -m overflowstat")
+    return subprocess.run(["bash", "-c", f"{line}; echo $?"], capture_output=True, text=True, timeout=120, check=True)
+
+
+@pytest.mark.parametrize("name", ["env", "demo"])
+def test_a_full_disk_is_one_line(name: str) -> None:
+    ended = shell(f"overflowstat {name} > /dev/full")
+    assert ended.stdout == "2\n"
+    assert ended.stderr == f"overflowstat {name}: the output cannot be written: No space left on device\n"
+
+
+def test_an_output_that_is_closed_is_no_error() -> None:
+    ended = shell("overflowstat env >&-")
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize("error", [OSError(5, "mine", "a file"), PermissionError(13, "mine")])
+def test_an_error_that_is_not_of_the_output_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    with pytest.raises(OSError, match="mine"):
+        run_main(monkeypatch, raising(error))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        *[([name, "a", "b", "--nonsense"], f"overflowstat {name}: ") for name in NAMES if name not in ("run", "plot")],
+        (["plot", "a", "--nonsense"], "overflowstat plot: "),
+        (["run", "--nonsense", "train.py"], "overflowstat run: "),
+        (["run", "--every", "2", "train.py"], "overflowstat run: "),
+        (["--nonsense", "env"], "overflowstat: "),
+        (["nonsense"], "overflowstat: "),
+    ],
+)
+def test_what_is_not_known_is_one_line_that_names_the_help_to_look_at(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        cli.main(arguments)
+    errors = capsys.readouterr().err
+    assert errors.startswith(told) and errors.endswith(f"; see {told.removesuffix(': ')} --help\n")
+    assert errors.count("\n") == 1
+
+
 # what is shown
 
 

@@ -983,6 +983,40 @@ def test_a_copy_of_a_watched_model_is_not_watched(
     assert debugger.total_calls == calls + 5
 
 
+def saved(model: nn.Module) -> bytes:
+    file = io.BytesIO()
+    torch.save(model, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("pickled", [pickle.dumps, lambda model: pickle.dumps(model, 0), saved], ids=["5", "0", "save"])
+@pytest.mark.parametrize("watcher", [Monitor, DebugUnderflowOverflow])
+@pytest.mark.parametrize("after_a_batch", [False, True], ids=["before a batch", "after a batch"])
+def test_what_a_watched_model_is_saved_as_needs_nothing_of_this_package(
+    recorder_name: RecorderName,
+    pickled: Callable[[nn.Module], bytes],
+    watcher: Callable[..., Any],
+    after_a_batch: bool,
+) -> None:
+    """Who loads it may not have it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    options = {"gradients": True} if watcher is Monitor else {}
+    watcher(model, recorder=recorder_name, **options)
+    if after_a_batch:
+        model(GOOD).sum().backward()
+    assert b"overflowstat" not in pickled(model)
+
+
+def test_a_copy_of_a_watched_model_compiles_in_one_graph(recorder_name: RecorderName) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    Monitor(model, recorder=recorder_name, sinks=[], gradients=True)
+    model(GOOD)
+    other = copy.deepcopy(model)
+    torch.compiler.reset()
+    compiled = torch.compile(other, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(GOOD), other(GOOD))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_torch_save])
 @pytest.mark.parametrize("watcher", [Monitor, DebugUnderflowOverflow])
 def test_a_model_may_hold_what_watches_it(

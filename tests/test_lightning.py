@@ -442,7 +442,8 @@ def test_the_sinks_are_the_users() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"trace_step": [1]}, {"trace_steps": 1}, {"evaluation": None}, {"stop_at_step": 0}]
+    "options",
+    [{"trace_step": [1]}, {"trace_steps": 1}, {"evaluation": None}, {"stop_at_step": 0}, {"check": "never"}],
 )
 def test_an_argument_that_makes_no_sense_is_told_at_once(options: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError), match=next(iter(options))):

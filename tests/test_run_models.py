@@ -325,6 +325,61 @@ def test_numbers_that_are_judged_in_the_end(run: Runs, ending: str, status: int)
     assert ("ZeroDivisionError" in ended.others) == (ending == "1 / 0")
 
 
+def test_an_interrupt_in_the_end_is_one(run: Runs) -> None:
+    ended = run("""
+        from overflowstat import Monitor
+        Net()(good)
+        def interrupted(self):
+            raise KeyboardInterrupt
+        Monitor.check = interrupted
+    """)
+    assert ended.status == -2 and ended.others.splitlines()[-1] == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "sys.stderr.close()",
+        "sys.stderr = None",
+        "import os; os.close(2)",
+        "sys.stderr = open('/dev/full', 'w', buffering=1)",
+        "sys.stdout.close()",
+        "sys.stdout = None",
+        "import os; os.close(1)",
+        "sys.stdout = open('/dev/full', 'w', buffering=1)",
+        "import os; os.closerange(0, 3)",
+    ],
+)
+@pytest.mark.parametrize("on_detect", ["raise", "warn"])
+def test_a_script_that_closes_its_streams_goes_on(run: Runs, spoil: str, on_detect: str) -> None:
+    script = f"""
+        {spoil}
+        try:
+            Net()(zeros)
+        except BaseException as error:
+            open("raised", "w").write(type(error).__name__)
+        import os
+        os._exit(7) if "/dev/full" in {spoil!r} or "close(1)" in {spoil!r} else sys.exit(7)
+    """
+    assert run(script, "--on-detect", on_detect).status == 7
+    raised = run.folder / "raised"
+    assert raised.exists() == (on_detect == "raise")
+    assert not raised.exists() or raised.read_text() == "NonFiniteError"
+
+
+def test_what_a_script_captures_of_stderr_is_its_own(run: Runs) -> None:
+    ended = run("""
+        import contextlib, io
+        captured = io.StringIO()
+        with contextlib.redirect_stderr(captured):
+            Net()(good)
+            print("mine", file=sys.stderr)
+        print(repr(captured.getvalue()))
+    """)
+    assert ended.output == "'mine\\n'\n" and ended.others == ""
+    assert ended.told == ["overflowstat: watching model 1 (Net), 3 modules", "overflowstat: nothing bad was seen"]
+
+
 def test_a_thread_that_goes_on_is_watched(run: Runs) -> None:
     """And one that calls a model of its own; what a model keeps in a plain list is no model."""
     ended = run(

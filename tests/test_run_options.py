@@ -178,6 +178,10 @@ def test_the_trace_of_another_model_has_its_number(path: str, second: str) -> No
         (["--allow", "mask=zero", "train.py"], "--allow: 'zero' is not one of 'nan', 'inf', '-inf'"),
         (["--exclude", "a:", "train.py"], "--exclude: 'a:' names no line behind its colon"),
         (["--sink", "paper", "train.py"], "sink 'paper': must be stdout, logging, tensorboard=FOLDER or none"),
+        (
+            ["--sink", "tensorboard=/dev/null/x", "train.py"],
+            "sink 'tensorboard=/dev/null/x': the folder cannot be made: Not a directory",
+        ),
         (["--trace-file", "no/t.jsonl", "train.py"], "'no/t.jsonl' cannot be written: there is no folder 'no'"),
         (["--trace-file", "empty", "train.py"], "'empty' is a folder: give the name of a file in it"),
     ],
@@ -208,3 +212,4 @@ def test_options_in_the_environment_that_make_no_sense(
     output, errors = capsys.readouterr()
     assert (ended.value.code, output) == (2, "")
     assert run.VARIABLE in errors and errors.count("\n") == 1
+    assert f"{run.VARIABLE} --help" not in errors

@@ -5,7 +5,9 @@ What is expected is what Python itself does with the same file.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,6 +207,42 @@ def test_a_script_finds_what_it_finds_under_python(server: Server, scripts: Path
     assert expected.status == 0
     ended = server.run(scripts, *command)
     assert (ended.status, ended.output, ended.others) == (0, expected.output, expected.errors)
+
+
+PIPED = """
+    import pickle, sys
+    class Kept:
+        pass
+    names = sorted(name for name in globals() if name.startswith("__"))
+    print(names, __file__, type(__loader__), __spec__, __package__, __name__, sys.modules["__main__"])
+    print(sys.argv, repr(sys.path[0]), type(pickle.loads(pickle.dumps(Kept()))) is Kept, repr(sys.stdin.read()))
+    if sys.argv[0] != "fifo":  # which whoever shows a traceback would open once more, and wait for
+        import neighbour
+        1 / 0
+"""
+
+
+@pytest.mark.parametrize("way", ["-", "fifo"])
+def test_a_script_may_come_by_a_pipe(server: Server, tmp_path: Path, way: str) -> None:
+    """It can be read once only."""
+    script = write(tmp_path, "train.py", PIPED)
+    write(tmp_path, "neighbour.py", "print('neighbour')")
+    os.mkfifo(tmp_path / "fifo")
+
+    def feed() -> None:
+        (tmp_path / "fifo").write_bytes(script.read_bytes())
+
+    ended = []
+    for run in (python, server.run):
+        thread = threading.Thread(target=feed)
+        thread.start()
+        arguments, stdin = ([way], os.devnull) if way == "fifo" else ([way, "--lr", "3"], tmp_path / "fifo")
+        ended.append(run(tmp_path, *arguments, stdin=stdin))
+        thread.join()
+    expected, found = ended
+    assert "['-', '--lr', '3'] '' True ''" in expected.output or way != "-"
+    assert expected.status == (way != "fifo")
+    assert (found.status, found.output, found.others) == (expected.status, expected.output, expected.errors)
 
 
 def test_processes_that_a_script_starts_are_as_without(scripts: Path) -> None:

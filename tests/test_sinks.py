@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from traces import frame, numbers
 
-from overflowstat import CallableSink, LoggingSink, Monitor, NonFiniteError, Printer, TensorBoardSink
+from overflowstat import CallableSink, LoggingSink, Monitor, NonFiniteError, Printer, TensorBoardSink, check_weights
+from overflowstat.errors import MonitorWarning
 from overflowstat.frames import Frame
 from overflowstat.recorder import RecorderName
 from overflowstat.report import OwnStyle, ReferenceStyle, Report
@@ -38,6 +42,77 @@ X = torch.tensor([1.0, -3.0])
 def run_batches(model: nn.Module, count: int) -> None:
     for _ in range(count):
         model(X)
+
+
+# printing
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", "\\xc4\\u4e2d"), ("latin-1", "\xc4\\u4e2d"), ("cp1252", "\xc4\\u4e2d"), ("utf-8", "\xc4\u4e2d")],
+)
+def test_a_report_is_printed_where_stdout_has_no_letters_for_a_name(
+    encoding: str, shown: str, recorder_name: RecorderName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a report and in a traced frame; what is raised is the detection and not a failure to print it."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+    model = nn.Sequential()
+    model.add_module("\xc4\u4e2d", nn.Identity())
+    Monitor(model, recorder=recorder_name, trace_batch_nums=[0])
+    model(X)
+    with pytest.raises(NonFiniteError):
+        model(X / 0)
+    sys.stdout.flush()
+    told = written.getvalue().decode(encoding)
+    assert told.count(f"{shown} Identity\n") == 2 and f"first in {shown} (Identity), input[0]" in told
+
+
+def test_what_a_terminal_would_obey_is_escaped_in_all_that_is_told(
+    recorder_name: RecorderName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of modules, of classes and of inputs; in traced frames, reports, exceptions, warnings and tables."""
+
+    class Child(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, values: dict[str, Tensor]) -> Tensor:
+            return next(iter(values.values())) * self.weight
+
+    Child.__name__ = "C\x1b[2J"
+    child = "a\x1b[31m\nb\u202e"
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(child, Child())
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self._modules[child]({"k\x9b1m": x})  # type: ignore[misc]
+            return y
+
+    model = Root()
+    with Monitor(model, recorder=recorder_name, trace_batch_nums=[0]):
+        model(X)
+        with pytest.raises(NonFiniteError) as raised:
+            model(X / 0)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", MonitorWarning)
+        monitor = Monitor(model, recorder=recorder_name, sinks=[], on_detect="warn", warn_at=0.5)
+        for x in (X * 1e38, X / 0, X / 0, X):
+            model(x)
+        monitor.remove()
+    with torch.no_grad():
+        model.get_parameter(f"{child}.weight").fill_(torch.nan)
+    told = [str(warning.message) for warning in warned]
+    assert [word in text for word, text in zip(("limit", "first in", "again"), told[-3:], strict=True)] == [True] * 3
+    texts = [capsys.readouterr().out, str(raised.value), *told[-2:], str(check_weights(model)), str(monitor.headroom())]
+    for text in [*texts, *told]:
+        assert text.replace("\n", "").isprintable()
+    for text in texts:
+        assert "a\\x1b[31m\\nb\\u202e" in text
 
 
 # logging

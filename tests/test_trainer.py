@@ -31,7 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer
 
 import overflowstat
 from overflowstat import BatchLimitReached, DebugUnderflowOverflow, Monitor, NonFiniteError
-from overflowstat.errors import MonitorWarning
+from overflowstat.errors import MonitorWarning, TraceError
 from overflowstat.frames import Frame
 from overflowstat.integrations import transformers as integration
 from overflowstat.integrations.transformers import OverflowStatCallback, install, uninstall
@@ -516,7 +516,7 @@ def test_the_style_and_the_sinks_are_the_users(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"trace_step": [1]}, TypeError, "trace_step"),
+        ({"trace_step": [1]}, TypeError, r"^OverflowStatCallback\(\) got an unexpected keyword argument 'trace_step'$"),
         ({"trace_steps": 3}, TypeError, "trace_steps=3: must be a list of steps"),
         ({"trace_steps": [0]}, ValueError, "trace_steps: step=0: must be 1 or more"),
         ({"stop_at_step": 0}, ValueError, "stop_at_step=0: must be 1 or more"),
@@ -524,7 +524,13 @@ def test_the_style_and_the_sinks_are_the_users(tmp_path: Path) -> None:
         ({"evaluation": 1}, TypeError, "evaluation=1: must be True or False"),
         ({"check_loss": None}, TypeError, "check_loss=None: must be True or False"),
         ({"style": "short"}, TypeError, "style"),
-        ({"model": 1}, TypeError, "multiple values for argument 'model'"),
+        ({"model": 1}, TypeError, r"^OverflowStatCallback\(\) got an unexpected keyword argument 'model'$"),
+        ({"check": "never"}, ValueError, "check='never': must be one of"),
+        ({"on_detect": "stop"}, ValueError, "on_detect='stop': must be one of"),
+        ({"every_n": 0}, ValueError, "every_n=0: must be 1 or more"),
+        ({"sinks": [print]}, TypeError, "sinks"),
+        ({"trace_batch_nums": [-1]}, ValueError, "trace_batch_nums: batch number=-1"),
+        ({"warn_at": 2.0}, ValueError, "warn_at=2.0"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_told_at_once(
@@ -534,12 +540,21 @@ def test_an_argument_that_makes_no_sense_is_told_at_once(
         OverflowStatCallback(**options)
 
 
-def test_a_value_that_a_monitor_does_not_take_is_told_before_the_first_step(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_told_before_the_first_step(tmp_path: Path) -> None:
     model = tiny()
-    trainer = make(tmp_path, model, OverflowStatCallback(check="never"))
-    with pytest.raises(ValueError, match="check='never': must be one of"):
+    trainer = make(tmp_path, model, OverflowStatCallback(trace_file=tmp_path / "nowhere" / "t.jsonl"))
+    with pytest.raises(TraceError, match="cannot be written: there is no folder"):
         trainer.train()
     assert trainer.state.global_step == 0 and nothing_is_left(model, trainer)
+
+
+def test_that_a_callback_is_made_neither_makes_a_file_nor_ends_a_sink(tmp_path: Path) -> None:
+    class Ends(Keeps):
+        def close(self) -> None:
+            raise AssertionError
+
+    OverflowStatCallback(trace_file=tmp_path / "t.jsonl", sinks=[Ends()])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_data_parallel_is_refused(tmp_path: Path) -> None:
@@ -668,8 +683,9 @@ def test_the_installed_drop_in_takes_options_the_last_of_which_hold(tmp_path: Pa
 
 
 def test_an_option_that_the_drop_in_does_not_have_is_told_and_nothing_replaced() -> None:
-    with pytest.raises(TypeError, match="max_frames"):
-        install(max_frames=3)
+    for options in ({"max_frames": 3}, {"verdict": True, "model": None}):
+        with pytest.raises(TypeError, match=rf"^install\(\) got an unexpected keyword argument '{[*options][-1]}'$"):
+            install(**options)
     assert Trainer.train is ORIGINAL_TRAIN and trainer_module.DebugUnderflowOverflow is ORIGINAL_DEBUGGER
 
 

@@ -15,14 +15,26 @@ __all__ = ["Command", "Parser", "number", "whole_number"]
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows texts as they are written, and tells of what is wrong in one line."""
+    """Shows texts as they are written, and tells of what is wrong in one line.
 
-    def __init__(self, **options: Any) -> None:
+    Args:
+        see: what shows the help, if that is another program.
+    """
+
+    def __init__(self, *, see: str | None = None, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        self._see = see or self.prog
 
     def error(self, message: str) -> NoReturn:
-        print(on_one_line(f"{self.prog}: {message}; see {self.prog} --help"), file=sys.stderr)
+        print(on_one_line(f"{self.prog}: {message}; see {self._see} --help"), file=sys.stderr)
         sys.exit(2)
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """That of a command tells itself what it does not know, and does not leave it to the list of all commands."""
+        found, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "script",
         nargs=argparse.REMAINDER,
         metavar="train.py ...",
-        help="a script, or a folder or archive with a __main__.py; all that follows is for the script",
+        help="a script, - for stdin, or a folder or archive with a __main__.py; all that follows is for the script",
     )
 
 
@@ -193,7 +193,7 @@ class OptionError(Exception):
 
 
 def _from_environment() -> dict[str, Any]:
-    parser = Parser(prog=VARIABLE, add_help=False)
+    parser = Parser(prog=VARIABLE, see="overflowstat run", add_help=False)
     _add_options(parser)
     try:
         words = shlex.split(os.environ.get(VARIABLE, ""))

@@ -56,7 +56,7 @@ class OverflowStatCallback(WatchesRuns, Callback):
     Raises:
         TypeError, ValueError: an argument is not as told here and in `Monitor`; what needs the model to be known, where
             a run starts.
-        NonFiniteError, BatchLimitReached: in a run, see `Monitor`.
+        NonFiniteError, BatchLimitReached, TraceError: in a run, see `Monitor`.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: nn.Module) -> None:

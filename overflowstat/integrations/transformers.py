@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from torch import nn
 
 from ..debug_utils import DebugUnderflowOverflow
 from ..errors import warn_user
-from .watched_run import WatchedRun, WatchesRuns
+from .watched_run import WatchedRun, WatchesRuns, check_options
 
 __all__ = ["OverflowStatCallback", "install", "uninstall"]
 
@@ -43,7 +42,7 @@ def install(**options: Any) -> None:
     Raises:
         TypeError: it has no such option.
     """
-    inspect.signature(DebugUnderflowOverflow).bind(None, **options)
+    check_options("install", DebugUnderflowOverflow, options)
     with _lock:
         _Debugger.options = options
         for replacement in (*_debuggers, _train):
@@ -89,7 +88,7 @@ class OverflowStatCallback(WatchesRuns, TrainerCallback):
     Raises:
         TypeError, ValueError: an argument is not as told here and in `Monitor`; what needs the model to be known, in
             `train()`. Also there, for the Trainer's `nn.DataParallel`, which cannot be watched.
-        NonFiniteError, BatchLimitReached: in `train()`, see `Monitor`.
+        NonFiniteError, BatchLimitReached, TraceError: in `train()`, see `Monitor`.
     """
 
     def __new__(cls, *args: object, **kwargs: object) -> OverflowStatCallback:

@@ -6,7 +6,7 @@ import inspect
 import math
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,9 +17,10 @@ from ..errors import warn_user
 from ..frames import Frame
 from ..monitor import BatchEndsName, Monitor
 from ..report import OwnStyle, Report, Style
+from ..sinks import Sink
 from ..validation import check_batch_numbers, check_bool, check_methods, check_optional_positive, check_positive
 
-__all__ = ["BadLoss", "RunOptions", "WatchedRun", "WatchesRuns"]
+__all__ = ["BadLoss", "RunOptions", "WatchedRun", "WatchesRuns", "check_options"]
 
 PHASES_KEPT = 16  # numbers are judged one step late at most
 
@@ -37,7 +38,7 @@ class RunOptions:
     """What the callbacks take, checked as far as that goes without a model.
 
     Raises:
-        TypeError, ValueError: an argument is not as told, or `monitor` has one that `Monitor` does not know.
+        TypeError, ValueError: an argument is not as told, or `monitor` has one that `Monitor` does not know or take.
     """
 
     trace_steps: Collection[int]
@@ -59,13 +60,23 @@ class RunOptions:
         check_optional_positive("stop_at_step", self.stop_at_step)
         check_bool("evaluation", self.evaluation)
         check_bool("check_loss", self.check_loss)
-        inspect.signature(Monitor).bind(None, **self.monitor)
-        if self.monitor.get("style") is not None:
-            check_methods("style", self.monitor["style"], Style)
+        check_options("OverflowStatCallback", Monitor, self.monitor)
+        for sink in self.monitor.get("sinks") or ():
+            check_methods("sinks", sink, Sink)
+        # Of a module that nothing is known of, and without what would write to a file or end it.
+        Monitor(nn.Identity(), **{**self.monitor, "sinks": [], "trace_file": None}).remove()
 
     def is_over(self, steps: int) -> bool:
         """Whether training ends after so many."""
         return self.stop_at_step is not None and steps >= self.stop_at_step
+
+
+def check_options(name: str, taker: Callable[..., object], options: dict[str, Any]) -> None:
+    """Raises TypeError, as a call of `name` would, for what is no argument of `taker`, or its first one."""
+    known = list(inspect.signature(taker).parameters)[1:]
+    for option in options:
+        if option not in known:
+            raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
 
 
 class WatchedRun:

@@ -1,5 +1,6 @@
 """Where what is seen of several models goes, and how it says of which one it is."""
 
+import contextlib
 import errno
 import os
 
@@ -38,25 +39,41 @@ def make_sink(name: str, style: OwnStyle, number: int) -> Sink:
     """For model `number`: "stdout"; "logging", which is the logger "overflowstat"; or "tensorboard=FOLDER", in which
     each model has a folder.
 
-    Raises ImportError where there is no TensorBoard, and ValueError for another name.
+    Raises ImportError where there is no TensorBoard, and ValueError for another name, or a folder that cannot be made.
     """
     check_sink(name)
     if name == "stdout":
-        return Printer(style)
+        return _Stdout(style)
     if name == "logging":
         return LoggingSink(style=style)
     return _TensorBoardFolder(os.path.join(name.removeprefix(TENSORBOARD), f"model-{number}"))
 
 
 def check_sink(name: str) -> None:
-    """Raises as `make_sink` would."""
+    """Raises as `make_sink` would, and makes the folder."""
     if name.startswith(TENSORBOARD) and name != TENSORBOARD:
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
             raise ImportError(f"sink {name!r}: {error}; pip install tensorboard") from error
+        try:
+            os.makedirs(name.removeprefix(TENSORBOARD), exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"sink {name!r}: the folder cannot be made: {error.strerror}") from error
     elif name not in ("stdout", "logging"):
         raise ValueError(f"sink {name!r}: must be stdout, logging, {TENSORBOARD}FOLDER or none")
+
+
+class _Stdout(Printer):
+    """That the program may have closed, as a daemon does: what is told there then is lost, and no error of its own."""
+
+    def frame(self, frame: Frame, traced: bool) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            super().frame(frame, traced)
+
+    def report(self, report: Report) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            super().report(report)
 
 
 class _TensorBoardFolder(TensorBoardSink):

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import BuiltinImporter, SourceFileLoader
 from types import CodeType, FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -36,7 +36,7 @@ def run_script(
     """Make it `__main__`, run it, and end this process as Python does: with its exit status and its traceback.
 
     Args:
-        name: of a file, a folder or an archive that has a `__main__`; or of a module.
+        name: of a file, a folder or an archive that has a `__main__`, or "-" for stdin; or of a module.
         arguments: what it finds in `sys.argv`.
         is_module: which of these.
         at_end: called when the script has ended, with what it raised, if that is an error. It may raise itself, which
@@ -58,7 +58,7 @@ def run_script(
     if _is_alone():
         try:
             at_end(failure)
-        except Exception as late:
+        except BaseException as late:
             if ended_with is None or (isinstance(ended_with, SystemExit) and not ended_with.code):
                 ended_with = late  # or else it has failed already, and how it did is kept
     else:
@@ -87,6 +87,12 @@ def _become(name: str, arguments: Sequence[str], is_module: bool) -> CodeType:
         sys.argv[0] = main.__file__ or name
         return code
     sys.argv[:] = [name, *arguments]
+    if name == "-":
+        source = sys.stdin.buffer.read()
+        _set_first_path("")
+        main.__file__, main.__loader__ = "<stdin>", BuiltinImporter
+        sys.modules["__main__"] = main
+        return compile(source, "<stdin>", "exec", dont_inherit=True)
     path = os.path.join(os.getcwd(), name)
     if os.path.isdir(path) or _is_archive(path):
         _set_first_path(path)
@@ -94,9 +100,7 @@ def _become(name: str, arguments: Sequence[str], is_module: bool) -> CodeType:
         return _set_up_module(main, runpy._get_main_module_details)  # type: ignore[attr-defined]
     try:
         with io.open_code(path) as file:
-            compiled = pkgutil.read_code(file)
-        with io.open_code(path) as file:
-            source = file.read()
+            source = file.read()  # once, for it may be a pipe
     except (OSError, ValueError) as error:  # a name with a null character is a ValueError
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise ScriptError(f"{name!r} cannot be read: {reason}") from error
@@ -104,7 +108,7 @@ def _become(name: str, arguments: Sequence[str], is_module: bool) -> CodeType:
     main.__file__ = path
     main.__loader__ = SourceFileLoader("__main__", path)
     sys.modules["__main__"] = main
-    return compiled or compile(source, path, "exec", dont_inherit=True)
+    return pkgutil.read_code(io.BytesIO(source)) or compile(source, path, "exec", dont_inherit=True)
 
 
 def _set_up_module(main: ModuleType, find: Callable[..., tuple[str, Any, CodeType]], *name: str) -> CodeType:

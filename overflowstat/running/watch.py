@@ -1,5 +1,6 @@
 """Watches the root models of a program as they are found, under names of their own, until it ends."""
 
+import contextlib
 import os
 import sys
 import warnings
@@ -63,6 +64,7 @@ class Watch:
         self._sinks = sinks
         self._trace_file = trace_file
         self._is_quiet = is_quiet
+        self._stderr = sys.stderr  # whatever the program puts in its place later, and may read
         self._has_met_any = False
         self._roots: list[_Root] = []
         self._weightless: set[type[nn.Module]] = set()
@@ -198,7 +200,9 @@ class Watch:
             self._tell(text)
 
     def _tell(self, text: str) -> None:
-        print(on_one_line(f"overflowstat: {text}"), file=sys.stderr, flush=True)
+        if self._stderr is not None:  # or else print would take stdout
+            with contextlib.suppress(OSError, ValueError):  # of a program that has closed it
+                print(on_one_line(f"overflowstat: {text}"), file=self._stderr, flush=True)
 
 
 def _class_name(module: nn.Module) -> str:
