@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from overflowstat import tensor_stats
 from overflowstat.checkpoint import files_of, stored_tensors
 from overflowstat.cli import main
 from overflowstat.commands import scan as command
 from overflowstat.errors import CheckpointError
-from overflowstat.scan import FORMATS, Narrowed, narrowed, scan
+from overflowstat.narrowing import FORMATS
+from overflowstat.scan import scan
 
 NAN, INF = math.nan, math.inf
 
@@ -36,64 +36,6 @@ SAVED: dict[str, tuple[str, Callable[[dict[str, Tensor], Path], object]]] = {
     "torch": ("model.pt", save_new),
     "torch before 1.6": ("pytorch_model.bin", save_old),
 }
-
-
-def all_codes(dtype: torch.dtype) -> Tensor:
-    bits = 8 * dtype.itemsize
-    codes = torch.arange(1 << bits, dtype=torch.int32)
-    return codes.to(torch.uint16 if bits == 16 else torch.uint8).view(dtype)
-
-
-# (largest number that stays, smallest that overflows, largest that becomes zero, smallest that does not), worked out
-# from the bits of each format: half a step beyond the largest number, and half of the smallest.
-EDGES = {
-    "fp16": (65519.996, 65520.0, 2.0**-25, 2.0**-25 * (1 + 2**-23)),
-    "bf16": ((2 - 2**-8 - 2**-23) * 2.0**127, (2 - 2**-8) * 2.0**127, 2.0**-134, 1.5 * 2.0**-134),
-    "fp8_e4m3": (464.0, 464.00003, 2.0**-10, 2.0**-10 * (1 + 2**-23)),
-    "fp8_e5m2": (61439.996, 61440.0, 2.0**-17, 2.0**-17 * (1 + 2**-23)),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_rounds_beyond_a_format_is_counted_to_the_last_bit(name: str, dtype: torch.dtype) -> None:
-    stays, overflows, vanishes, remains = EDGES[name]
-    x = torch.tensor(
-        [stays, -stays, overflows, -overflows, vanishes, -vanishes, remains, 0.0, NAN, INF, 1.0], dtype=dtype
-    )
-    assert narrowed(x, tensor_stats(x), [FORMATS[name]]) == [Narrowed(2, 2)]
-
-
-@pytest.mark.parametrize("source", [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn])
-def test_every_number_of_a_format_is_lost_where_the_cast_loses_it(source: torch.dtype) -> None:
-    x = all_codes(source)
-    exact = x.to(torch.float64)
-    for name, found in zip(FORMATS, narrowed(x, tensor_stats(x), list(FORMATS.values())), strict=True):
-        cast = exact.to(FORMATS[name]).to(torch.float64)
-        flushed = int(((exact != 0) & (cast == 0)).sum())
-        if name == "fp8_e4m3":  # this torch saturates: NVIDIA's and the OCP's casts may give NaN
-            overflows = int(((exact.abs() > 464) & exact.isfinite()).sum())
-        else:
-            overflows = int((exact.isfinite() & ~cast.isfinite()).sum())
-        assert found == Narrowed(overflows, flushed), name
-
-
-def test_numbers_in_every_slice_of_a_large_tensor_count() -> None:
-    x = torch.ones(300, 1000)
-    x[::3, 7] = 1e5
-    x[:, 500] = -1e-9
-    x[5, 5] = NAN
-    x[6] = 0.0
-    expected = [Narrowed(99, 299), Narrowed(0, 0), Narrowed(99, 299), Narrowed(99, 299)]
-    assert x[::3, 7].numel() == 100  # of which row 6 was written over
-    assert narrowed(x, tensor_stats(x), list(FORMATS.values())) == expected
-    transposed = x.t()
-    assert narrowed(transposed, tensor_stats(transposed), list(FORMATS.values())) == expected
-
-
-def test_both_parts_of_complex_numbers_count() -> None:
-    x = torch.tensor([1e5 + 1e-9j, 1 + 1j, 0j])
-    assert narrowed(x, tensor_stats(x), [torch.float16]) == [Narrowed(1, 1)]
 
 
 @pytest.mark.parametrize("kind", SAVED)
