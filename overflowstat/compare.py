@@ -88,6 +88,8 @@ class Comparison:
     """Of a and of b, that were compared."""
     calls: int = 0
     """Module calls that both have."""
+    root_calls: int = 0
+    """Of these, those of the model itself."""
     lines: int = 0
     """Of these, lines with numbers in both."""
     parted: int = 0
@@ -145,7 +147,8 @@ def compare(
             six cases; so it is for what should be the same number by number.
 
     Raises:
-        TraceError: they have no batch in common, or one that is named is not there, or nothing in the batches.
+        TraceError: they have no batch in common, or one that is named is not there, or nothing in the batches but
+            the models themselves, as where these are different ones; or no line with numbers.
     """
     of_a, of_b = _by_batch(a), _by_batch(b)
     if batches is None:
@@ -162,10 +165,19 @@ def compare(
     for pair in batches:
         for difference in _differences(of_a[pair[0]], of_b[pair[1]], pair, result):
             _take(result, difference)
-    if result.calls == 0:
+    if not _is_of_one_model(result):
         roots = f"{a.header.root_class} and {b.header.root_class}"
         raise TraceError(f"{a.path!r} and {b.path!r} have no module call in common: they are of {roots}")
+    if result.lines == 0:
+        raise TraceError(f"{a.path!r} and {b.path!r} have no tensor with numbers in common: nothing was compared")
     return result
+
+
+def _is_of_one_model(result: Comparison) -> bool:
+    """Every model has a root, so that one does not count where both have modules, and none of the same name."""
+    if result.calls > result.root_calls:
+        return True
+    return result.calls > 0 and not (result.only_in_a.calls and result.only_in_b.calls)
 
 
 def _take(result: Comparison, difference: Difference) -> None:
@@ -201,6 +213,7 @@ def _differences(
             result.only_in_a.calls[frame.module] += 1
             continue
         result.calls += 1
+        result.root_calls += not frame.module
         lines_a, lines_b = _numbers(frame), _numbers(other)
         for label, found in lines_a.items():
             if label in lines_b:

@@ -166,6 +166,64 @@ def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
         compare(a, other)
 
 
+@pytest.mark.parametrize(
+    ("modules_a", "modules_b", "is_one_model"),
+    [
+        (["enc", ""], ["dec", ""], False),
+        (["enc", "enc.0", ""], ["dec", ""], False),
+        (["enc", ""], ["module.enc", "module", ""], False),
+        (["enc", ""], ["enc", "dec", ""], True),
+        (["enc", ""], ["enc"], True),
+        ([""], [""], True),
+        (["enc", ""], [""], True),  # a policy may leave out all but the model itself
+    ],
+)
+def test_what_has_nothing_but_a_root_in_common_is_another_model(
+    modules_a: list[str], modules_b: list[str], is_one_model: bool, tmp_path: Path
+) -> None:
+    a, b = (
+        made(tmp_path / name, [frame(0, module, {"output": numbers(0.5, 1.0)}) for module in modules], root)
+        for name, modules, root in (("a", modules_a, "Bert"), ("b", modules_b, "T5"))
+    )
+    if is_one_model:
+        assert compare(a, b).first is None
+    else:
+        with pytest.raises(TraceError, match="no module call in common: they are of Bert and T5"):
+            compare(a, b)
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        ({"output": "not a tensor"}, {"output": "not a tensor"}),
+        ({"output": "meta"}, {"output": numbers(0.5, 1.0)}),
+        ({"output": numbers(0.5, 1.0)}, {"output[0]": numbers(0.5, 1.0)}),
+    ],
+)
+def test_nothing_compared_is_not_the_same(of_a: dict[str, Any], of_b: dict[str, Any], tmp_path: Path) -> None:
+    a, b = made(tmp_path / "a", [frame(0, "m", of_a)]), made(tmp_path / "b", [frame(0, "m", of_b)])
+    with pytest.raises(TraceError, match="no tensor with numbers in common: nothing was compared"):
+        compare(a, b)
+
+
+def test_two_models_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Holds(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.add_module(name, nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return next(self.children())(x)  # type: ignore[no-any-return]
+
+    for name in ("enc", "dec"):
+        model = Holds(name)
+        with Monitor(model, trace_file=tmp_path / name, sinks=[]):
+            model(torch.ones(2, 4))
+    assert cli.main(["compare", str(tmp_path / "enc"), str(tmp_path / "dec")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "have no module call in common" in err
+
+
 # the command
 
 
