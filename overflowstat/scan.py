@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .checkpoint import Stored, files_of, stored_tensors
+from .errors import CheckpointError
 from .narrowing import FORMATS, Narrowed, narrowed
 from .stats import TensorStats, tensor_stats, why_unreadable
 
@@ -65,18 +67,25 @@ def scan(
     where the file can be mapped.
 
     Raises:
-        CheckpointError: a file cannot be read, or is not what it should be. Nothing is judged then.
+        CheckpointError: a file cannot be read, or is not what it should be, or there is no tensor. Nothing is judged
+            then.
     """
-    files = list(dict.fromkeys(file for path in paths for file in files_of(path)))
+    files: dict[Path, frozenset[str]] = {}
+    for path in paths:
+        for file, expected in files_of(path):
+            files[file] = files.get(file, frozenset()) | expected
     sizes = [file.stat().st_size for file in files]
     result, done = ScanResult(), 0
-    for file, size in zip(files, sizes, strict=True):
+    for (file, expected), size in zip(files.items(), sizes, strict=True):
         before = result.bytes
-        for stored in stored_tensors(file):
+        for stored in stored_tensors(file, expected):
             _scan_one(stored, formats, result)
             if progress is not None:
                 progress(done + min(size, result.bytes - before), sum(sizes))
         done += size
+    if not result.tensors and not result.unread:
+        where = ", ".join(map(str, paths))
+        raise CheckpointError(f"{where}: no tensor is in {'it' if len(paths) == 1 else 'them'}, so nothing was judged")
     return result
 
 

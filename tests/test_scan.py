@@ -99,6 +99,48 @@ def test_an_index_names_files_of_its_folder_only(name: object, tmp_path: Path) -
         files_of(folder)
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+def test_an_index_names_tensors_that_are_there(suffix: str, tmp_path: Path) -> None:
+    save = save_file if suffix == ".safetensors" else save_new
+    save({"a": torch.ones(2)}, tmp_path / f"m-1{suffix}")
+    save({"b": torch.ones(2), "more": torch.ones(2)}, tmp_path / f"m-2{suffix}")
+    index = tmp_path / f"m{suffix}.index.json"
+    places = {"a": f"m-1{suffix}", "b": f"m-2{suffix}"}
+    index.write_text(json.dumps({"weight_map": places}))
+    assert [tensor.name for tensor in scan([index]).tensors] == ["a", "b", "more"]
+    for lost, told in (
+        ({"c": f"m-2{suffix}"}, "'c', which"),
+        ({"c": f"m-2{suffix}", "a": f"m-2{suffix}"}, "'a' and 1 more, which"),
+    ):
+        index.write_text(json.dumps({"weight_map": places | lost}))
+        if suffix == ".bin":  # whose entries may be no tensors
+            assert len(scan([index]).tensors) >= 2
+            continue
+        for paths in ([index], [tmp_path / f"m-2{suffix}", tmp_path]):
+            with pytest.raises(CheckpointError, match=f"m-2.safetensors: has no tensor {told} its index says"):
+                scan(paths)
+
+
+@pytest.mark.parametrize("kind", ["index", "safetensors", "torch", "numbers"])
+def test_a_checkpoint_without_any_tensor_is_not_well(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if kind == "index":
+        path = tmp_path / "model.safetensors.index.json"
+        path.write_text(json.dumps({"weight_map": {}}))
+    elif kind == "safetensors":
+        path = tmp_path / "x.safetensors"
+        save_file({}, path)
+    else:
+        path = tmp_path / "x.pt"
+        torch.save({} if kind == "torch" else {"epoch": 3, "losses": [0.5, NAN]}, path)
+    assert main(["scan", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == f"overflowstat scan: {path}: no tensor is in it, so nothing was judged\n"
+    save_file({"a": torch.ones(1)}, tmp_path / "good.safetensors")
+    assert main(["scan", str(path), str(tmp_path / "good.safetensors")]) == 0
+
+
 def test_tensors_are_loaded_when_they_are_asked_for(tmp_path: Path) -> None:
     save_file({str(i): torch.full((4,), float(i)) for i in range(3)}, tmp_path / "x.safetensors")
     stored = stored_tensors(tmp_path / "x.safetensors")
@@ -216,6 +258,15 @@ def test_names_never_reach_the_terminal_as_commands(tmp_path: Path, capsys: pyte
     run(str(tmp_path))
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\u202e" not in out and "a\\n\\x1b[31m\\u202e: 1 of 1 is nan" in out
+
+
+def test_one_of_each_is_one_and_sizes_have_their_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
+    run(str(tmp_path))
+    assert capsys.readouterr().out.startswith("1 tensor of 1 file, 1 number, 4 B: float32\n")
+    torch.save({"a": torch.zeros(1).expand(10**12), "b": torch.ones(2)}, tmp_path / "large.pt")
+    run(str(tmp_path / "large.pt"))
+    assert capsys.readouterr().out.startswith("2 tensors of 1 file, 1000000000002 numbers, 4 TB: float32\n")
 
 
 def test_json_is_valid_and_has_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
