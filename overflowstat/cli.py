@@ -45,27 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command.needs_torch and (problem := native.torch_problem()):
             return _complain(f"overflowstat {problem}")
         status = command.run(chosen)
-        if sys.stdout is not None:  # as it is where it was closed before
-            sys.stdout.flush()
+        sys.stdout.flush()
         return status
     except (CheckpointError, TraceError) as error:
         return _complain(f"overflowstat {chosen.command}: {error}")
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or else Python complains when it ends
         return NOBODY_READS
-    except OSError as error:
-        if command.runs_a_program or error.filename is not None:  # files are named, streams are not
-            raise
-        _drop_output()
-        return _complain(f"overflowstat {chosen.command}: what it says cannot be written: {error.strerror or error}")
-
-
-def _drop_output() -> None:
-    """What was not written yet; or else Python complains when it ends."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> Parser:

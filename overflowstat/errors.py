@@ -6,6 +6,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
+from .terminal import printable
+
 if TYPE_CHECKING:
     from .frames import Frame
     from .verdict import Verdict
@@ -55,4 +57,4 @@ def warn_user(message: str) -> None:
     depth, frame = 2, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__package__")).split(".")[0] == __package__:
         depth, frame = depth + 1, frame.f_back
-    warnings.warn(message, MonitorWarning, stacklevel=depth)
+    warnings.warn(printable(message), MonitorWarning, stacklevel=depth)

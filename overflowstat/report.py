@@ -5,6 +5,7 @@ from typing import Protocol
 
 from .frames import Frame
 from .stats import TensorStats
+from .terminal import on_one_line, printable
 from .verdict import Verdict
 from .wording import module_text, short_name
 
@@ -88,13 +89,17 @@ class ReferenceStyle:
 
 
 class OwnStyle(ReferenceStyle):
-    """The reference's frames, which people know how to read, under them one line that says what is bad where."""
+    """The reference's frames, which people know how to read, under them one line that says what is bad where. What a
+    terminal would obey in a name, or in a line of source, is an escape."""
 
     def notices(self, frame: Frame) -> list[str]:
         return []
 
+    def frame(self, frame: Frame) -> str:
+        return printable(super().frame(frame))
+
     def heading(self, frame: Frame) -> str:
-        return super().heading(frame) + " (recomputed)" * frame.is_recompute
+        return on_one_line(super().heading(frame)) + " (recomputed)" * frame.is_recompute
 
     def report(self, report: Report) -> str:
         frames = super().report(replace(report, verdict=None)).rstrip("\n")
@@ -104,11 +109,11 @@ class OwnStyle(ReferenceStyle):
         bad = report.bad
         line = bad.bad_lines[0]
         assert isinstance(line.content, TensorStats)
-        where = module_text(bad.module, bad.class_name)
+        where = on_one_line(module_text(bad.module, bad.class_name))
         kinds = " and ".join(k for k, there in (("nan", line.content.has_nan), ("inf", line.content.has_inf)) if there)
         finding = f"{line.label}: {bad_numbers(line.content, report.wholly_bad_rows)}"
         found = f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {finding}"
-        return found if report.verdict is None else f"{found}\n{report.verdict.text}"
+        return printable(found if report.verdict is None else f"{found}\n{report.verdict.text}")
 
     def aborted(self, batches: int, limit: int) -> str:
         return f"overflowstat: stopped after {batches} batches, as abort_after_batch_num={limit} asks"

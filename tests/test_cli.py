@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import subprocess
 import sys
@@ -97,40 +96,6 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=120, check=True)
     assert ended.stderr == ""
     assert ended.stdout.splitlines()[1] == "141"
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    return write(tmp_path / "a.jsonl", [frame(0, "m", {"output": numbers(0.5, 1.0)})])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "output"),
-    [
-        (["compare", "a.jsonl", "a.jsonl"], "a full disk"),
-        (["plot", "a.jsonl"], "a full disk"),
-        (["compare", "a.jsonl", "a.jsonl"], "closed"),
-    ],
-)
-def test_an_output_that_cannot_be_written_is_no_finding(arguments: list[str], output: str, trace: Path) -> None:
-    """Status 1 is what compare and scan find."""
-    if output == "a full disk" and not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full here")
-    shell = f"{sys.executable} -m overflowstat {' '.join(arguments)} {'>&-' if output == 'closed' else '>/dev/full'}"
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
-    ended = subprocess.run(
-        ["bash", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=120, cwd=trace.parent, env=environment
-    )
-    if output == "closed":
-        assert (ended.returncode, ended.stderr) == (0, "")
-    else:
-        said = f"overflowstat {arguments[0]}: what it says cannot be written: No space left on device\n"
-        assert (ended.returncode, ended.stderr) == (2, said)
-
-
-def test_a_file_that_nobody_thought_of_is_not_taken_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError):
-        run_main(monkeypatch, raising(FileNotFoundError(2, "No such file or directory", "somewhere")))
 
 
 # what is shown
