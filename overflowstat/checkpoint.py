@@ -88,12 +88,13 @@ def _shards(index: Path) -> list[tuple[Path, frozenset[str]]]:
 def stored_tensors(file: Path, expected: Collection[str] = ()) -> Iterator[Stored]:
     """Those of one file, in its order. None of them is read before its `load`, which holds no other.
 
-    Args:
-        expected: names that an index says are in the file. Of safetensors only: a torch file may hold under such a name
-            what is no tensor.
-
     Torch files are loaded with `weights_only=True`, so that no code in them runs, and mapped where their format allows
     it (that of torch 1.6 and newer); an older one is read whole.
+
+    Args:
+        file: by its suffix one of safetensors, or else of torch.
+        expected: names that an index says are in the file. Of safetensors only: a torch file may hold under such a name
+            what is no tensor.
 
     Raises:
         CheckpointError: the file is damaged, holds code, lacks a tensor, or is no checkpoint. Also from `load`.

@@ -8,6 +8,7 @@ import torch
 
 from .frames import Frame
 from .stats import TensorStats
+from .terminal import on_one_line
 from .wording import limit_of, module_text, short_name
 
 __all__ = ["Growth", "Headroom", "NearLine", "growth", "headroom", "headroom_of"]
@@ -58,7 +59,7 @@ class NearLine:
         )
         if self.powers_left_in_float16 is not None and self.powers_left_in_float16 < 0:
             text += f"; would overflow if run in float16, by {-self.powers_left_in_float16:.1f}"
-        return text
+        return on_one_line(text)
 
 
 class Headroom(tuple[NearLine, ...]):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from overflowstat import LoggingSink, Monitor, NonFiniteError, Printer, load_trace
+from overflowstat import LoggingSink, Monitor, NonFiniteError, Printer, check_gradients, check_weights, load_trace
 from overflowstat.errors import MonitorWarning
 from overflowstat.recorder import RecorderName
 
@@ -86,3 +86,19 @@ def test_a_key_of_what_a_module_gives_has_escapes(
     out = capsys.readouterr().out
     assert may_be_shown(out) and may_be_shown(str(raised.value))
     assert f"inf output[{escaped(NAMES[0])}]\n" in out
+
+
+def test_tables_have_escapes(recorder_name: RecorderName) -> None:
+    model = nn.Sequential()
+    model.add_module(NAMES[0], nn.Linear(4, 4))
+    with torch.no_grad():
+        model[0].bias[0] = math.inf
+    checked = str(check_weights(model, recorder=recorder_name))
+    assert may_be_shown(checked) and f"\n  {escaped(NAMES[0])}.bias: 1 of 4 is +inf" in checked
+    unread = str(check_gradients(model, recorder=recorder_name))
+    assert may_be_shown(unread) and f"no gradient: {escaped(NAMES[0])}.weight" in unread
+    nn.init.ones_(model[0].bias)
+    with Monitor(model, recorder=recorder_name) as monitor:
+        model(torch.ones(2, 4))
+        table = str(monitor.headroom())
+    assert may_be_shown(table) and f" {escaped(NAMES[0])} input[0]" in table
