@@ -89,15 +89,15 @@ def test_a_key_of_what_a_module_gives_has_escapes(
 
 
 def test_tables_have_escapes(recorder_name: RecorderName) -> None:
-    model = nn.Sequential()
-    model.add_module(NAMES[0], nn.Linear(4, 4))
+    linear, model = nn.Linear(4, 4), nn.Sequential()
+    model.add_module(NAMES[0], linear)
     with torch.no_grad():
-        model[0].bias[0] = math.inf
+        linear.bias[0] = math.inf
     checked = str(check_weights(model, recorder=recorder_name))
     assert may_be_shown(checked) and f"\n  {escaped(NAMES[0])}.bias: 1 of 4 is +inf" in checked
     unread = str(check_gradients(model, recorder=recorder_name))
     assert may_be_shown(unread) and f"no gradient: {escaped(NAMES[0])}.weight" in unread
-    nn.init.ones_(model[0].bias)
+    nn.init.ones_(linear.bias)
     with Monitor(model, recorder=recorder_name) as monitor:
         model(torch.ones(2, 4))
         table = str(monitor.headroom())
