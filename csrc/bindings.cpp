@@ -70,16 +70,6 @@ std::shared_ptr<Reading> record(const std::vector<at::Tensor>& tensors) {
   return overflowstat::record(std::move(readable));
 }
 
-// For each threshold how many elements of a tensor have that magnitude or more, as often as they are seen; None where
-// its memory cannot be counted as it is.
-std::optional<std::vector<uint64_t>> count_at_least(const at::Tensor& tensor, const std::vector<double>& thresholds) {
-  overflowstat::Readable readable;
-  if (!overflowstat::describe(tensor, readable).empty() || !readable.device.is_cpu()) return std::nullopt;
-  auto counts = overflowstat::cpu::count_at_least(readable.memory, thresholds);
-  for (size_t i = 0; counts && i < counts->size(); ++i) (*counts)[i] *= readable.memory.layout.repeat;
-  return counts;
-}
-
 py::list rows(Reading& reading) {
   std::vector<Reading::Entry> entries;
   {
@@ -142,6 +132,16 @@ py::dict counters(const FrameLog& log) {
   return found;
 }
 
+// For each threshold how many elements of a tensor have that magnitude or more, as often as they are seen; None where
+// its memory cannot be counted as it is.
+std::optional<std::vector<uint64_t>> count_at_least(const at::Tensor& tensor, const std::vector<double>& thresholds) {
+  overflowstat::Readable readable;
+  if (!overflowstat::describe(tensor, readable).empty() || !readable.device.is_cpu()) return std::nullopt;
+  auto counts = overflowstat::cpu::count_at_least(readable.memory, thresholds);
+  for (size_t i = 0; counts && i < counts->size(); ++i) (*counts)[i] *= readable.memory.layout.repeat;
+  return counts;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -150,8 +150,6 @@ PYBIND11_MODULE(_C, module) {
       .def("rows", &rows)
       .def("replays", &replays);
   module.def("record", &record, py::arg("tensors"), py::call_guard<py::gil_scoped_release>());
-  module.def("count_at_least", &count_at_least, py::arg("tensor"), py::arg("thresholds"),
-             py::call_guard<py::gil_scoped_release>());
   module.def("current_capture", &overflowstat::current_capture);
 
   module.def("make_hook", &overflowstat::make_hook);
@@ -182,6 +180,8 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("pending", &FrameLog::pending)
       .def_property_readonly("is_begun", &FrameLog::is_begun)
       .def_property_readonly("calls", &FrameLog::calls);
+  module.def("count_at_least", &count_at_least, py::arg("tensor"), py::arg("thresholds"),
+             py::call_guard<py::gil_scoped_release>());
 #ifdef OVERFLOWSTAT_WITH_CUDA
   module.attr("has_cuda") = true;
 #else

@@ -12,7 +12,7 @@ from .measurement import measure
 from .recorder import Recorder, RecorderName, make_recorder
 from .report import bad_numbers
 from .stats import TensorStats
-from .terminal import printable
+from .terminal import on_one_line
 from .validation import check_bool, check_module
 
 __all__ = ["CheckResult", "check_gradients", "check_weights"]
@@ -50,7 +50,7 @@ class CheckResult:
             lines.append("not read: " + ", ".join(f"{name} ({reason})" for name, reason in self.unreadable.items()))
         if self.missing:
             lines.append("no gradient: " + ", ".join(self.missing))
-        return printable("\n".join(lines))
+        return "\n".join(map(on_one_line, lines))
 
 
 def check_weights(model: nn.Module, *, buffers: bool = True, recorder: RecorderName | Recorder = "auto") -> CheckResult:

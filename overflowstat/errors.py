@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from typing import TYPE_CHECKING
@@ -53,8 +54,9 @@ class MonitorWarning(UserWarning):
 
 
 def warn_user(message: str) -> None:
-    """Warn at the line of the user's code that called into this package."""
+    """Warn at the line of the user's code that called into this package, be it by torch, which calls hooks."""
     depth, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__package__")).split(".")[0] == __package__:
+    while frame.f_back is not None and str(frame.f_globals.get("__package__")).split(".")[0] in (__package__, "torch"):
         depth, frame = depth + 1, frame.f_back
-    warnings.warn(printable(message), MonitorWarning, stacklevel=depth)
+    with contextlib.suppress(ValueError):  # of Python, which writes to stderr even if that is closed
+        warnings.warn(printable(message), MonitorWarning, stacklevel=depth)

@@ -89,8 +89,10 @@ class ReferenceStyle:
 
 
 class OwnStyle(ReferenceStyle):
-    """The reference's frames, which people know how to read, under them one line that says what is bad where. What a
-    terminal would obey in a name, or in a line of source, is an escape."""
+    """The reference's frames, which people know how to read, under them one line that says what is bad where.
+
+    Names that the user gave, and lines of source, have escapes for what a terminal would obey.
+    """
 
     def notices(self, frame: Frame) -> list[str]:
         return []
@@ -109,7 +111,7 @@ class OwnStyle(ReferenceStyle):
         bad = report.bad
         line = bad.bad_lines[0]
         assert isinstance(line.content, TensorStats)
-        where = on_one_line(module_text(bad.module, bad.class_name))
+        where = module_text(bad.module, bad.class_name)
         kinds = " and ".join(k for k, there in (("nan", line.content.has_nan), ("inf", line.content.has_inf)) if there)
         finding = f"{line.label}: {bad_numbers(line.content, report.wholly_bad_rows)}"
         found = f"overflowstat: {kinds} in batch {report.batch_number}, first in {where}, {finding}"

@@ -14,7 +14,9 @@ def printable(text: str) -> str:
     """With escapes in place of what a terminal would obey, or could not show: control characters but the newline,
     changes of the direction of writing, halves of surrogate pairs.
     """
-    return "\n".join(line if line.isprintable() else _escaped(line) for line in text.split("\n"))
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
 
 
 def on_one_line(text: str) -> str:
@@ -22,8 +24,8 @@ def on_one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
-def _escaped(line: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in line)
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 class Progress:

@@ -2,6 +2,8 @@
 
 import torch
 
+from .terminal import on_one_line
+
 __all__ = ["limit_of", "limit_text", "module_text", "short_name"]
 
 
@@ -12,7 +14,7 @@ def short_name(name: object) -> str:
 
 def module_text(name: str, class_name: str | None = None) -> str:
     """Of a module, by its qualified name: as "encoder.block.2 (Block)"."""
-    return (name or "the model itself") + (f" ({class_name})" if class_name else "")
+    return on_one_line((name or "the model itself") + (f" ({class_name})" if class_name else ""))
 
 
 def limit_of(dtype: torch.dtype) -> float:
