@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "cpu/count.h"
 #include "frame_log.h"
 #include "hook.h"
 #include "recorder.h"
@@ -137,6 +138,16 @@ py::dict counters(const FrameLog& log) {
   return found;
 }
 
+// For each threshold how many elements of a tensor have that magnitude or more, as often as they are seen; None where
+// its memory cannot be counted as it is.
+std::optional<std::vector<uint64_t>> count_at_least(const at::Tensor& tensor, const std::vector<double>& thresholds) {
+  overflowstat::Readable readable;
+  if (!overflowstat::describe(tensor, readable).empty() || !readable.device.is_cpu()) return std::nullopt;
+  auto counts = overflowstat::cpu::count_at_least(readable.memory, thresholds);
+  for (size_t i = 0; counts && i < counts->size(); ++i) (*counts)[i] *= readable.memory.layout.repeat;
+  return counts;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -176,6 +187,8 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("pending", &FrameLog::pending)
       .def_property_readonly("is_begun", &FrameLog::is_begun)
       .def_property_readonly("calls", &FrameLog::calls);
+  module.def("count_at_least", &count_at_least, py::arg("tensor"), py::arg("thresholds"),
+             py::call_guard<py::gil_scoped_release>());
 #ifdef OVERFLOWSTAT_WITH_CUDA
   module.attr("has_cuda") = true;
 #else

@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +37,10 @@ class Stored:
     """Reads it, or maps it where that can be; before the next one is asked for."""
 
 
-def files_of(path: str | os.PathLike[str]) -> list[Path]:
+def files_of(path: str | os.PathLike[str]) -> list[tuple[Path, frozenset[str]]]:
     """The files that hold the tensors of a checkpoint: a file, the shards of an index, or those of a folder.
+
+    Of each the names of the tensors that an index says are in it. One that several indexes name is there as often.
 
     Of a folder: what its index names; else its safetensors files; else its torch files. Index files of Hugging Face
     (`*.safetensors.index.json`) name their shards, which must lie in the same folder.
@@ -53,7 +55,7 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
                 if indexes := sorted(path.glob(f"*{suffix}{INDEX}")):
                     return [shard for index in indexes for shard in _shards(index)]
                 if files := sorted(each for each in path.glob(f"*{suffix}") if each.is_file()):
-                    return files
+                    return [(file, frozenset()) for file in files]
             raise CheckpointError(
                 f"{path}: no checkpoint is in this folder: none of *{', *'.join((SAFETENSORS, *TORCH))}"
             )
@@ -61,13 +63,13 @@ def files_of(path: str | os.PathLike[str]) -> list[Path]:
             return _shards(path)
         if not path.is_file():
             raise CheckpointError(f"{path}: {'no file to read' if path.exists() else 'no such file or folder'}")
-    return [path]
+    return [(path, frozenset())]
 
 
-def _shards(index: Path) -> list[Path]:
+def _shards(index: Path) -> list[tuple[Path, frozenset[str]]]:
     try:
-        files = set(json.loads(index.read_bytes())["weight_map"].values())
-        names = sorted(os.fspath(name) for name in files)
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        names = sorted({os.fspath(name) for name in weight_map.values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index}: not an index of a checkpoint, which maps tensors to files") from error
     for name in names:
@@ -77,26 +79,34 @@ def _shards(index: Path) -> list[Path]:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(f"{index}: {missing[0]}{more} is missing; download the checkpoint again")
-    return [index.parent / name for name in names]
+    tensors: dict[str, set[str]] = {name: set() for name in names}
+    for tensor, name in weight_map.items():
+        tensors[name].add(tensor)
+    return [(index.parent / name, frozenset(tensors[name])) for name in names]
 
 
-def stored_tensors(file: Path) -> Iterator[Stored]:
+def stored_tensors(file: Path, expected: Collection[str] = ()) -> Iterator[Stored]:
     """Those of one file, in its order. None of them is read before its `load`, which holds no other.
 
     Torch files are loaded with `weights_only=True`, so that no code in them runs, and mapped where their format allows
     it (that of torch 1.6 and newer); an older one is read whole.
 
+    Args:
+        file: by its suffix one of safetensors, or else of torch.
+        expected: names that an index says are in the file. Of safetensors only: a torch file may hold under such a name
+            what is no tensor.
+
     Raises:
-        CheckpointError: the file is damaged, holds code, or is no checkpoint. Also from `load`.
+        CheckpointError: the file is damaged, holds code, lacks a tensor, or is no checkpoint. Also from `load`.
     """
     with _told(file):
         if file.suffix == SAFETENSORS:
-            yield from _of_safetensors(file)
+            yield from _of_safetensors(file, expected)
         else:
             yield from (Stored(file, name, tensor.detach) for name, tensor in _of_torch(file))
 
 
-def _of_safetensors(file: Path) -> Iterator[Stored]:
+def _of_safetensors(file: Path, expected: Collection[str]) -> Iterator[Stored]:
     try:
         from safetensors import safe_open
     except ImportError as error:
@@ -111,7 +121,11 @@ def _of_safetensors(file: Path) -> Iterator[Stored]:
 
             return read
 
-        for name in opened.keys():  # noqa: SIM118, it is no mapping
+        names = opened.keys()
+        if absent := sorted(set(expected).difference(names)):
+            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            raise CheckpointError(f"{file}: has no tensor {absent[0]!r}{more}, which its index says is there")
+        for name in names:
             yield Stored(file, name, load(name))
 
 

@@ -160,13 +160,13 @@ def detect_overflow(var: Tensor, ctx: str, *, thresholds: Sequence[float] = ()) 
         ctx: what to call it.
         thresholds: for each of these, prints how many elements are at least that large in magnitude, if any.
 
-    Cost and errors are those of `tensor_stats`; each threshold takes a pass of its own.
+    Cost and errors are those of `tensor_stats`; thresholds take one pass more.
     """
     stats = tensor_stats(check_tensor("var", var))
     for notice in notices(stats, ctx):
         print(notice)
-    for threshold in thresholds:
-        if count := count_at_least(var, threshold):
+    for threshold, count in zip(thresholds, count_at_least(var, thresholds), strict=True):
+        if count:
             print(f"{ctx}: {f'n{threshold}':>5}={count}")
     return stats.is_bad
 

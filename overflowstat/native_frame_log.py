@@ -65,7 +65,9 @@ class NativeFrameLog:
         self._log.drop_module(number)
 
     def set_children(self, number: int, children: Sequence[tuple[str, int]]) -> None:
-        self._log.set_children(number, children if self._nested else ())
+        # C++ has names in UTF-8, which has none for halves of surrogate pairs.
+        named = [(name.encode("utf-8", "backslashreplace").decode(), child) for name, child in children]
+        self._log.set_children(number, named if self._nested else ())
 
     def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
         make_hook: Callable[..., Callable[..., None]] = self._make_hook

@@ -24,8 +24,8 @@ def scan_text(result: ScanResult, formats: Collection[str], fail_on: Collection[
     files = {tensor.file for tensor in result.tensors} | {file for file, *_ in result.unread}
     dtypes = sorted({short_name(tensor.stats.dtype) for tensor in result.tensors})
     lines = [
-        f"{len(result.tensors)} tensors of {len(files)} {'file' if len(files) == 1 else 'files'}, "
-        f"{result.elements} numbers, {_size(result.bytes)}: {', '.join(dtypes) or 'nothing to read'}",
+        f"{_counted(len(result.tensors), 'tensor')} of {_counted(len(files), 'file')}, "
+        f"{_counted(result.elements, 'number')}, {_size(result.bytes)}: {', '.join(dtypes) or 'nothing to read'}",
         "",
     ]
     lines += [f"{slug:18} {_total(result, slug)}" for slug in ("nan", "inf")]
@@ -50,11 +50,11 @@ def _total(result: ScanResult, slug: str) -> str:
     if not tensors:
         return "none"
     share = f", {elements / result.elements:.2g} of all" if slug.endswith("-flush") else ""
-    return f"{tensors} {'tensor' if tensors == 1 else 'tensors'}, {elements} {_numbers(elements)}{share}"
+    return f"{_counted(tensors, 'tensor')}, {_counted(elements, 'number')}{share}"
 
 
-def _numbers(count: int) -> str:
-    return "number" if count == 1 else "numbers"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _row(tensor: ScannedTensor, with_file: bool) -> str:
@@ -68,11 +68,11 @@ def _row(tensor: ScannedTensor, with_file: bool) -> str:
 
 
 def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:  # which three digits make 1000
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} GB"
+    return f"{count:.3g} TB"
 
 
 def scan_json(result: ScanResult, formats: Collection[str], found: Collection[str]) -> dict[str, Any]:

@@ -100,11 +100,19 @@ class _Reading:
         return None
 
 
-def count_at_least(tensor: Tensor, threshold: float) -> int:
-    """Elements whose magnitude is `threshold` or more, infinities among them. Cost: a few passes, one host sync."""
+def count_at_least(tensor: Tensor, thresholds: Sequence[float]) -> list[int]:
+    """For each of some thresholds the elements whose magnitude is that or more, infinities among them.
+
+    Magnitudes are compared in float32, but in float64 where the tensor is of that or of integers: so are thresholds.
+
+    Cost: a few passes over slices in cache, one host sync.
+    """
+    if not thresholds or not tensor.numel():
+        return [0] * len(thresholds)
     with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
-        counts = [(_any_magnitude(piece) >= threshold).sum() for _, piece in _slices(tensor)]
-    return _repeat(tensor) * int(torch.stack(counts).sum()) if counts else 0
+        magnitudes = (_any_magnitude(piece) for _, piece in _slices(tensor))
+        counts = [torch.stack([torch.count_nonzero(m >= threshold) for threshold in thresholds]) for m in magnitudes]
+        return [_repeat(tensor) * count for count in torch.stack(counts).sum(0).tolist()]
 
 
 def _any_magnitude(x: Tensor) -> Tensor:

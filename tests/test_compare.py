@@ -166,6 +166,105 @@ def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
         compare(a, other)
 
 
+@pytest.mark.parametrize(
+    ("modules_a", "modules_b", "is_one_model"),
+    [
+        (["enc", ""], ["dec", ""], False),
+        (["enc", "enc.0", ""], ["dec", ""], False),
+        (["enc", ""], ["wrapped.enc", "wrapped", ""], False),
+        (["enc", ""], ["enc", "dec", ""], True),
+        (["enc", ""], ["enc"], True),
+        ([""], [""], True),
+        (["enc", ""], [""], True),  # a policy may leave out all but the model itself
+    ],
+)
+def test_what_has_nothing_but_a_root_in_common_is_another_model(
+    modules_a: list[str], modules_b: list[str], is_one_model: bool, tmp_path: Path
+) -> None:
+    a, b = (
+        made(tmp_path / name, [frame(0, module, {"output": numbers(0.5, 1.0)}) for module in modules], root)
+        for name, modules, root in (("a", modules_a, "Bert"), ("b", modules_b, "T5"))
+    )
+    if is_one_model:
+        assert compare(a, b).first is None
+    else:
+        with pytest.raises(TraceError, match="no module call in common: they are of Bert and T5"):
+            compare(a, b)
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "names", "calls"),
+    [
+        (["enc", ""], ["module.enc", "module", ""], ["enc", ""], 2),
+        (["_orig_mod.enc", "_orig_mod", ""], ["enc", ""], ["enc", ""], 2),
+        (["module._orig_mod.enc", "module._orig_mod", "module", ""], ["enc", ""], ["enc", ""], 2),
+        (["module._orig_mod.enc", "module._orig_mod"], ["module.enc", "module", ""], ["enc", ""], 2),
+        (["module.enc", "module", ""], ["module.enc", "module", ""], ["module.enc", "module", ""], 3),
+        # No wrapper: something else is beside it, or it only begins with that name.
+        (["module.enc", "module", "dec", ""], ["module.enc", ""], ["module.enc", ""], 2),
+        (["module.enc", "dec", ""], ["dec", "enc", ""], ["dec", ""], 2),
+        (["modules.enc", ""], ["modules.enc", "modules", ""], ["modules.enc", ""], 2),
+    ],
+)
+def test_names_are_those_inside_of_wrappers_where_only_one_is_wrapped(
+    of_a: list[str], of_b: list[str], names: list[str], calls: int, tmp_path: Path
+) -> None:
+    a, b = (
+        made(tmp_path / str(scale), [frame(0, module, {"output": numbers(0.5, scale)}) for module in modules])
+        for scale, modules in ((1.0, of_a), (8.0, of_b))
+    )
+    found = compare(a, b)
+    assert sorted(place.module for place in found.worst) == sorted(names)
+    assert found.calls == calls and found.parted == calls and found.first is not None
+
+
+class Wraps(nn.Module):
+    """As DistributedDataParallel and torch.compile do."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        self.add_module(name, model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return next(self.children())(x)  # type: ignore[no-any-return]
+
+
+def test_a_wrapped_model_against_itself(tmp_path: Path, recorder_name: RecorderName) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    roots = {"plain": model, "wrapped": Wraps(model, "module"), "compiled": Wraps(model, "_orig_mod")}
+    for name, root in roots.items():
+        with Monitor(root, recorder=recorder_name, trace_file=tmp_path / name, sinks=[]):
+            root(torch.ones(2, 4))
+    traces = {name: load_trace(tmp_path / name) for name in ("plain", "wrapped", "compiled")}
+    for other in ("wrapped", "compiled"):
+        found = compare(traces["plain"], traces[other], tolerance=1.0)
+        assert found.calls == 3 and found.first is None and not found.only_in_a.calls
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        ({"output": "not a tensor"}, {"output": "not a tensor"}),
+        ({"output": "meta"}, {"output": numbers(0.5, 1.0)}),
+        ({"output": numbers(0.5, 1.0)}, {"output[0]": numbers(0.5, 1.0)}),
+    ],
+)
+def test_nothing_compared_is_not_the_same(of_a: dict[str, Any], of_b: dict[str, Any], tmp_path: Path) -> None:
+    a, b = made(tmp_path / "a", [frame(0, "m", of_a)]), made(tmp_path / "b", [frame(0, "m", of_b)])
+    with pytest.raises(TraceError, match="no tensor with numbers in common: nothing was compared"):
+        compare(a, b)
+
+
+def test_two_models_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("enc", "dec"):
+        model = Wraps(nn.Linear(4, 4), name)
+        with Monitor(model, trace_file=tmp_path / name, sinks=[]):
+            model(torch.ones(2, 4))
+    assert cli.main(["compare", str(tmp_path / "enc"), str(tmp_path / "dec")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "have no module call in common" in err
+
+
 # the command
 
 

@@ -51,7 +51,7 @@ print(*(name for name in names - set(sys.stdlib_module_names) if not name.starts
 @pytest.mark.parametrize("what", LIMITS)
 def test_the_import_is_quick(compiled: Path, what: str) -> None:
     script = f"import time\nstart = time.process_time()\n{what}\nprint(time.process_time() - start)"
-    assert min(float(run(script, compiled)) for _ in range(3)) < LIMITS[what]
+    assert min(float(run(script, compiled)) for _ in range(5)) < LIMITS[what]
 
 
 def test_every_public_name_is_there_and_told() -> None:

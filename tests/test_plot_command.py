@@ -16,7 +16,11 @@ from typing import Any
 import pytest
 from written_traces import HEADER, frame, layers, numbers, write_trace
 
-from overflowstat import TraceError, cli
+from overflowstat import TraceError, cli, load_trace
+from overflowstat.plotting.chart import make_chart
+from overflowstat.plotting.page import page
+from overflowstat.plotting.png import png
+from overflowstat.terminal import Progress
 from overflowstat.whole_file import write_whole
 
 
@@ -243,8 +247,8 @@ def test_batches_that_make_no_sense(plot: Any, trace: Path, batches: str) -> Non
 def test_which_tensors(plot: Any, trace: Path) -> None:
     assert plot(trace, "--of", "input")[0] == 0
     assert '"shown":"input"' in trace.with_suffix(".html").read_text()
-    for png in ([], ["--png"]):
-        status, _, err = plot(trace, "--force", "--of", "weight", *png)
+    for options in ([], ["--png"]):
+        status, _, err = plot(trace, "--force", "--of", "weight", *options)
         assert status == 2
         assert (
             "there are no numbers of any weight in the batches that are to be shown: there are output and input" in err
@@ -360,3 +364,29 @@ def test_nothing_but_its_line_is_told_on_a_terminal(trace: Path, tmp_path: Path)
     assert done.returncode == 0
     assert b"\x1b" not in done.stdout
     assert done.stdout.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("draw", [page, png])
+def test_what_is_done_of_a_picture_is_told_batch_by_batch(draw: Any, tmp_path: Path) -> None:
+    chart_shares: list[float] = []
+    chart = make_chart(load_trace(layers(tmp_path / "run.jsonl", 3, 4)), None, chart_shares.append)
+    assert chart_shares == [i / 16 for i in range(1, 17)]  # of four kinds of tensors
+    shares: list[float] = []
+    with_progress, without = draw(chart, None, shares.append), draw(chart)
+    assert shares == [0.25, 0.5, 0.75, 1.0]
+    assert with_progress == without
+
+
+@pytest.mark.parametrize("options", [[], ["--png"]])
+def test_a_bar_is_shown_while_it_is_drawn(
+    options: list[str], plot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "DELAY", 0.0)
+    monkeypatch.setattr(Progress, "INTERVAL", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    status, out, err = plot(layers(tmp_path / "a\x1b.jsonl", 3, 2), *options)
+    assert status == 0 and out.count("\n") == 1
+    assert "\x1b" not in out + err
+    shown = [text for text in err.split("\r") if text.startswith("drawing ")]
+    assert [text.split()[-1] for text in shown][-3:] == ["50%", "75%", "100%"]
+    assert err.endswith("\r") and err.split("\r")[-2].strip() == ""

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from overflowstat import tensor_stats
 from overflowstat.checkpoint import files_of, stored_tensors
 from overflowstat.cli import main
 from overflowstat.commands import scan as command
 from overflowstat.errors import CheckpointError
-from overflowstat.scan import FORMATS, Narrowed, narrowed, scan
+from overflowstat.narrowing import FORMATS
+from overflowstat.scan import scan
 
 NAN, INF = math.nan, math.inf
 
@@ -36,64 +36,6 @@ SAVED: dict[str, tuple[str, Callable[[dict[str, Tensor], Path], object]]] = {
     "torch": ("model.pt", save_new),
     "torch before 1.6": ("pytorch_model.bin", save_old),
 }
-
-
-def all_codes(dtype: torch.dtype) -> Tensor:
-    bits = 8 * dtype.itemsize
-    codes = torch.arange(1 << bits, dtype=torch.int32)
-    return codes.to(torch.uint16 if bits == 16 else torch.uint8).view(dtype)
-
-
-# (largest number that stays, smallest that overflows, largest that becomes zero, smallest that does not), worked out
-# from the bits of each format: half a step beyond the largest number, and half of the smallest.
-EDGES = {
-    "fp16": (65519.996, 65520.0, 2.0**-25, 2.0**-25 * (1 + 2**-23)),
-    "bf16": ((2 - 2**-8 - 2**-23) * 2.0**127, (2 - 2**-8) * 2.0**127, 2.0**-134, 1.5 * 2.0**-134),
-    "fp8_e4m3": (464.0, 464.00003, 2.0**-10, 2.0**-10 * (1 + 2**-23)),
-    "fp8_e5m2": (61439.996, 61440.0, 2.0**-17, 2.0**-17 * (1 + 2**-23)),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_rounds_beyond_a_format_is_counted_to_the_last_bit(name: str, dtype: torch.dtype) -> None:
-    stays, overflows, vanishes, remains = EDGES[name]
-    x = torch.tensor(
-        [stays, -stays, overflows, -overflows, vanishes, -vanishes, remains, 0.0, NAN, INF, 1.0], dtype=dtype
-    )
-    assert narrowed(x, tensor_stats(x), [FORMATS[name]]) == [Narrowed(2, 2)]
-
-
-@pytest.mark.parametrize("source", [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn])
-def test_every_number_of_a_format_is_lost_where_the_cast_loses_it(source: torch.dtype) -> None:
-    x = all_codes(source)
-    exact = x.to(torch.float64)
-    for name, found in zip(FORMATS, narrowed(x, tensor_stats(x), list(FORMATS.values())), strict=True):
-        cast = exact.to(FORMATS[name]).to(torch.float64)
-        flushed = int(((exact != 0) & (cast == 0)).sum())
-        if name == "fp8_e4m3":  # this torch saturates: NVIDIA's and the OCP's casts may give NaN
-            overflows = int(((exact.abs() > 464) & exact.isfinite()).sum())
-        else:
-            overflows = int((exact.isfinite() & ~cast.isfinite()).sum())
-        assert found == Narrowed(overflows, flushed), name
-
-
-def test_numbers_in_every_slice_of_a_large_tensor_count() -> None:
-    x = torch.ones(300, 1000)
-    x[::3, 7] = 1e5
-    x[:, 500] = -1e-9
-    x[5, 5] = NAN
-    x[6] = 0.0
-    expected = [Narrowed(99, 299), Narrowed(0, 0), Narrowed(99, 299), Narrowed(99, 299)]
-    assert x[::3, 7].numel() == 100  # of which row 6 was written over
-    assert narrowed(x, tensor_stats(x), list(FORMATS.values())) == expected
-    transposed = x.t()
-    assert narrowed(transposed, tensor_stats(transposed), list(FORMATS.values())) == expected
-
-
-def test_both_parts_of_complex_numbers_count() -> None:
-    x = torch.tensor([1e5 + 1e-9j, 1 + 1j, 0j])
-    assert narrowed(x, tensor_stats(x), [torch.float16]) == [Narrowed(1, 1)]
 
 
 @pytest.mark.parametrize("kind", SAVED)
@@ -155,6 +97,48 @@ def test_an_index_names_files_of_its_folder_only(name: object, tmp_path: Path) -
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(CheckpointError, match=r"index\.json: (names|not an index)"):
         files_of(folder)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+def test_an_index_names_tensors_that_are_there(suffix: str, tmp_path: Path) -> None:
+    save = save_file if suffix == ".safetensors" else save_new
+    save({"a": torch.ones(2)}, tmp_path / f"m-1{suffix}")
+    save({"b": torch.ones(2), "more": torch.ones(2)}, tmp_path / f"m-2{suffix}")
+    index = tmp_path / f"m{suffix}.index.json"
+    places = {"a": f"m-1{suffix}", "b": f"m-2{suffix}"}
+    index.write_text(json.dumps({"weight_map": places}))
+    assert [tensor.name for tensor in scan([index]).tensors] == ["a", "b", "more"]
+    for lost, told in (
+        ({"c": f"m-2{suffix}"}, "'c', which"),
+        ({"c": f"m-2{suffix}", "a": f"m-2{suffix}"}, "'a' and 1 more, which"),
+    ):
+        index.write_text(json.dumps({"weight_map": places | lost}))
+        if suffix == ".bin":  # whose entries may be no tensors
+            assert len(scan([index]).tensors) >= 2
+            continue
+        for paths in ([index], [tmp_path / f"m-2{suffix}", tmp_path]):
+            with pytest.raises(CheckpointError, match=f"m-2.safetensors: has no tensor {told} its index says"):
+                scan(paths)
+
+
+@pytest.mark.parametrize("kind", ["index", "safetensors", "torch", "numbers"])
+def test_a_checkpoint_without_any_tensor_is_not_well(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if kind == "index":
+        path = tmp_path / "model.safetensors.index.json"
+        path.write_text(json.dumps({"weight_map": {}}))
+    elif kind == "safetensors":
+        path = tmp_path / "x.safetensors"
+        save_file({}, path)
+    else:
+        path = tmp_path / "x.pt"
+        torch.save({} if kind == "torch" else {"epoch": 3, "losses": [0.5, NAN]}, path)
+    assert main(["scan", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == f"overflowstat scan: {path}: no tensor is in it, so nothing was judged\n"
+    save_file({"a": torch.ones(1)}, tmp_path / "good.safetensors")
+    assert main(["scan", str(path), str(tmp_path / "good.safetensors")]) == 0
 
 
 def test_tensors_are_loaded_when_they_are_asked_for(tmp_path: Path) -> None:
@@ -274,6 +258,15 @@ def test_names_never_reach_the_terminal_as_commands(tmp_path: Path, capsys: pyte
     run(str(tmp_path))
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\u202e" not in out and "a\\n\\x1b[31m\\u202e: 1 of 1 is nan" in out
+
+
+def test_one_of_each_is_one_and_sizes_have_their_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
+    run(str(tmp_path))
+    assert capsys.readouterr().out.startswith("1 tensor of 1 file, 1 number, 4 B: float32\n")
+    torch.save({"a": torch.zeros(1).expand(10**12), "b": torch.ones(2)}, tmp_path / "large.pt")
+    run(str(tmp_path / "large.pt"))
+    assert capsys.readouterr().out.startswith("2 tensors of 1 file, 1000000000002 numbers, 4 TB: float32\n")
 
 
 def test_json_is_valid_and_has_every_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

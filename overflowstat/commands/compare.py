@@ -68,7 +68,8 @@ COMMAND = Command(
     description="""\
 Find the module call in which two traces part first: one holds NaN or inf and the other does not, or its largest
 magnitude is more than --tolerance times the other's. Then show the largest ratios. Calls are matched by module and by
-their order in the batch, lines by their label; what only one trace has is counted. Dtypes may differ.""",
+their order in the batch, lines by their label; what only one trace has is counted. Dtypes may differ, and one model may
+be in a wrapper that the other is not in (DistributedDataParallel, torch.compile).""",
     examples="""\
 examples:
   overflowstat compare run.jsonl --batches 149,150           the last good batch against the first bad one
@@ -76,7 +77,7 @@ examples:
   overflowstat compare run.rank0.jsonl run.rank1.jsonl       two ranks
   overflowstat compare old.jsonl new.jsonl --tolerance 1 --by both     the same numbers?
 
-exit status: 0 they do not part, 1 they do, 2 arguments or a file are not as they should be""",
+exit status: 0 they do not part, 1 they do, 2 arguments or a file are not as they should be, or of different models""",
     add_arguments=add_arguments,
     run=run,
 )

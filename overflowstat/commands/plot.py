@@ -37,7 +37,7 @@ def run(chosen: argparse.Namespace) -> int:
     from ..plotting.chart import make_chart
     from ..plotting.page import page
     from ..plotting.png import check_matplotlib, png
-    from ..terminal import on_one_line
+    from ..terminal import Progress, on_one_line
     from ..whole_file import check_free, write_whole
     from .traces import read_trace
 
@@ -47,11 +47,14 @@ def run(chosen: argparse.Namespace) -> int:
     check_free(path, chosen.force)
     if chosen.png:
         check_matplotlib()
-    chart = make_chart(read_trace(chosen.trace, chosen.batches), chosen.batches)
-    if chosen.of:
-        chart.view(chosen.of)
-    content = png(chart, chosen.of) if chosen.png else page(chart, chosen.of).encode()
-    write_whole(path, content, overwrites=chosen.force)
+    trace = read_trace(chosen.trace, chosen.batches)
+    with Progress(f"drawing {path}", 100) as bar:
+        chart = make_chart(trace, chosen.batches, lambda share: bar.at(round(50 * share)))
+        if chosen.of:
+            chart.view(chosen.of)
+        draw = png if chosen.png else page
+        content = draw(chart, chosen.of, lambda share: bar.at(round(50 + 50 * share)))
+    write_whole(path, content.encode() if isinstance(content, str) else content, overwrites=chosen.force)
     batches = f"{len(chart.panels)} batch{'es' * (len(chart.panels) > 1)}"
     print(
         on_one_line(f"{path}: {batches} of {len(chart.places)} module calls" + "".join(f"; {n}" for n in chart.notes))

@@ -9,7 +9,7 @@ from . import Command, whole_number
 
 __all__ = ["COMMAND"]
 
-# As overflowstat.scan.FORMATS, which takes torch to import; a test compares them.
+# As overflowstat.narrowing.FORMATS, which takes torch to import; a test compares them.
 FORMATS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")
 SLUGS = ("nan", "inf", *(f"{name}-{what}" for name in FORMATS for what in ("overflow", "flush")))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -161,13 +161,16 @@ class Chart:
         raise TraceError(f"there are no numbers of any {part} in the batches that are to be shown: there are {there}")
 
 
-def make_chart(trace: Trace, batches: Collection[int] | None = None) -> Chart:
+def make_chart(
+    trace: Trace, batches: Collection[int] | None = None, progress: Callable[[float], object] = lambda share: None
+) -> Chart:
     """Prepare a picture.
 
     Args:
         trace: what to show.
         batches: which. By default six at most: the first bad one and the one before it, the first, the
             last, and then others.
+        progress: called now and then with how much is done, from 0 to 1.
 
     Raises:
         TraceError: there is nothing to show, or a batch that is asked for is not there.
@@ -186,7 +189,11 @@ def make_chart(trace: Trace, batches: Collection[int] | None = None) -> Chart:
     for number, of_batch in zip(chosen, keys, strict=True):
         frames = {index[place]: frame for place, frame in zip(of_batch, by_batch[number], strict=True)}
         panels.append(Panel(number, frames, tuple(sorted(place for place, frame in frames.items() if frame.bad_lines))))
-    views = tuple(view for part in PARTS if (view := _view(part, panels)) is not None)
+    views = []
+    for i, part in enumerate(PARTS):
+        view = _view(part, panels, lambda share, i=i: progress((i + share) / len(PARTS)))  # type: ignore[misc]
+        if view is not None:
+            views.append(view)
     if not views:
         raise TraceError(f"{trace.path!r} has {len(trace.frames)} frames without a number: there is nothing to draw")
     verdicts = _verdicts(trace, panels, places)
@@ -197,7 +204,7 @@ def make_chart(trace: Trace, batches: Collection[int] | None = None) -> Chart:
     shown = wanted if any(view.part == wanted for view in views) else views[0].part
     notes = tuple(_notes(trace, len(by_batch), len(chosen)))
     title = on_one_line(os.path.basename(trace.path))  # a page that is passed on is not to tell of folders
-    return Chart(title, _about(trace), notes, verdicts, places, tuple(panels), views, shown)
+    return Chart(title, _about(trace), notes, verdicts, places, tuple(panels), tuple(views), shown)
 
 
 def _chosen(trace: Trace, by_batch: dict[int, list[Frame]], wanted: Collection[int] | None) -> list[int]:
@@ -282,10 +289,10 @@ class _Extent:
         return Scale(bottom, top)
 
 
-def _view(part: Part, panels: Sequence[Panel]) -> View | None:
+def _view(part: Part, panels: Sequence[Panel], progress: Callable[[float], object]) -> View | None:
     extent = _Extent()
     spans = []
-    for panel in panels:
+    for i, panel in enumerate(panels, 1):
         of_panel = []
         for place, frame in sorted(panel.frames.items()):
             if lines := _shown_lines(frame, part):
@@ -293,6 +300,7 @@ def _view(part: Part, panels: Sequence[Panel]) -> View | None:
                 extent.take(of_panel[-1])
                 extent.dtypes.update(stats.dtype for _, stats in lines if _is_floating(stats))
         spans.append(tuple(of_panel))
+        progress(i / len(panels))
     if not any(spans):
         return None
     limits = _limits(extent.dtypes)

@@ -8,7 +8,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -24,8 +24,8 @@ from .parts import Part, part_of
 __all__ = ["page"]
 
 
-def page(chart: Chart, shown: Part | None = None) -> str:
-    """The text of the page, to be written as UTF-8.
+def page(chart: Chart, shown: Part | None = None, progress: Callable[[float], object] = lambda share: None) -> str:
+    """The text of the page, to be written as UTF-8. `progress` is told how much is done, from 0 to 1.
 
     What comes from the trace is text in it, and never markup or code: escaped where it is in the page itself, and else
     in a block of JSON without `<`, which the script only ever makes text of. A policy in the page forbids every other
@@ -43,7 +43,7 @@ def page(chart: Chart, shown: Part | None = None) -> str:
             "notes": "".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),
             "style": style,
             "script": script,
-            "data": _json(_data(chart, shown or chart.shown)),
+            "data": _json(_data(chart, shown or chart.shown, progress)),
         },
     )
 
@@ -84,18 +84,16 @@ def _verdict(chart: Chart) -> str:
 # What page.js reads.
 
 
-def _data(chart: Chart, shown: Part) -> dict[str, Any]:
+def _data(chart: Chart, shown: Part, progress: Callable[[float], object]) -> dict[str, Any]:
     texts = _Texts()
+    panels = []
+    for i, panel in enumerate(chart.panels, 1):
+        calls = [[place, _lines(frame, texts)] for place, frame in panel.frames.items()]
+        panels.append({"number": panel.number, "bad": panel.bad, "calls": calls})
+        progress(i / len(chart.panels))
     return {
         "places": [[place.name, place.shown_class, place.note] for place in chart.places],
-        "panels": [
-            {
-                "number": panel.number,
-                "bad": panel.bad,
-                "calls": [[place, _lines(frame, texts)] for place, frame in panel.frames.items()],
-            }
-            for panel in chart.panels
-        ],
+        "panels": panels,
         "views": [_view(view) for view in chart.views],
         "shown": shown,
         "first": next(([v.panel, v.place] for v in chart.verdicts if v.place is not None), None),

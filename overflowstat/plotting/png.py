@@ -6,7 +6,8 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import TraceError
@@ -35,8 +36,9 @@ def check_matplotlib() -> None:
         ) from error
 
 
-def png(chart: Chart, shown: Part | None = None) -> bytes:
-    """The file's content. Figures that the process draws otherwise, and their settings, are left alone.
+def png(chart: Chart, shown: Part | None = None, progress: Callable[[float], object] = lambda share: None) -> bytes:
+    """The file's content. Figures that the process draws otherwise, and their settings, are left alone. `progress` is
+    told how much is done, from 0 to 1.
 
     Raises:
         TraceError: matplotlib is not there, or the part has no numbers.
@@ -63,12 +65,23 @@ def png(chart: Chart, shown: Part | None = None) -> bytes:
         figure.subplots_adjust(
             left=0.075, right=0.985, top=1 - (above + 0.1) / height, bottom=below / height, hspace=0.3 / each * 1.4
         )
-        for axis, panel, spans in zip(axes, chart.panels, view.spans, strict=True):
+        for i, (axis, panel, spans) in enumerate(zip(axes, chart.panels, view.spans, strict=True), 1):
             _draw(axis, panel, spans, view, columns, each)
+            _tell_when_drawn(axis, partial(progress, i / count))
         _write_names(axes[-1], chart, columns)
         file = io.BytesIO()
         figure.savefig(file, format="png", metadata={"Software": "overflowstat"})
     return file.getvalue()
+
+
+def _tell_when_drawn(axis: Any, told: Callable[[], object]) -> None:
+    """By an artist that draws nothing, after all others of its chart."""
+    from matplotlib.artist import Artist
+
+    last: Any = Artist()
+    last.draw = lambda renderer: told()
+    last.set_zorder(100)
+    axis.add_artist(last)
 
 
 def _texts(chart: Chart) -> list[tuple[str, dict[str, Any]]]:
