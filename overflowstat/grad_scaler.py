@@ -19,7 +19,11 @@ from .verdict import Kind, Verdict
 __all__ = ["Promise", "seems_scaled", "what_the_scaler_does"]
 
 MOST_NODES = 64  # of a loss
-OVERFLOWS: tuple[Kind, ...] = ("cast-overflow", "arithmetic-overflow", "accumulation-overflow", "unknown")
+MAY_BE_CURED: tuple[Kind, ...] = (
+    *("cast-overflow", "arithmetic-overflow", "accumulation-overflow"),
+    *("bad-input", "unknown"),  # it may have been the scaled loss that overflowed
+)
+"""By a lower scale."""
 
 
 def seems_scaled(is_models: Callable[[Any], bool]) -> bool:
@@ -54,7 +58,7 @@ def what_the_scaler_does(kind: Kind) -> str | None:
     if not found:
         return None
     now = f" (now {found[0].get_scale():g})" if len(found) == 1 else ""
-    but = "" if kind in OVERFLOWS else ", which is no cure for this"
+    but = "" if kind in MAY_BE_CURED else ", which is no cure for this"
     return f"GradScaler will skip this step, and lower its scale{now}{but}"
 
 

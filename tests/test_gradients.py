@@ -654,6 +654,18 @@ def test_what_a_smaller_scale_does_not_cure(recorder_name: RecorderName, scaler:
     assert verdict.advice == "GradScaler will skip this step, and lower its scale, which is no cure for this"
 
 
+def test_what_came_to_the_model_beyond_its_dtype_may_be_cured_by_a_smaller_scale(
+    recorder_name: RecorderName, scaler: torch.amp.GradScaler
+) -> None:
+    """65536, the gradient of the scaled sum, is inf as the float16 that the model gave."""
+    model, reports = nn.Sequential(nn.Linear(2, 2).half()), list[Report]()
+    Monitor(model, gradients=True, recorder=recorder_name, sinks=[], on_detect=reports.append)
+    scaler.scale(model(X.half()).float().sum()).backward()
+    verdict = reports[0].verdict
+    assert verdict is not None and verdict.kind == "bad-input"
+    assert verdict.advice == "GradScaler will skip this step, and lower its scale (now 65536)"
+
+
 def test_a_product_in_the_model_is_no_scaler(recorder_name: RecorderName, scaler: torch.amp.GradScaler) -> None:
     scaler.scale(torch.ones(1, requires_grad=True))
     model = around(lambda x: sqrt_at_0(x) * 0.5)
