@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from .errors import TraceError
@@ -135,8 +135,7 @@ def compare(
     """Compare the module calls of two traces, which may be the same one.
 
     A call is found in the other trace by its module, by whether it is a forward, a recompute or gradients, and by how
-    many such calls the batch had before it; a line of it by its label. What only one of them has is counted. Where only
-    one of the models is in a wrapper, as in DistributedDataParallel or torch.compile, names are those inside of it.
+    many such calls the batch had before it; a line of it by its label. What only one of them has is counted.
 
     Args:
         a, b: the traces.
@@ -151,7 +150,7 @@ def compare(
         TraceError: they have no batch in common, or one that is named is not there, or nothing in the batches but
             the models themselves, as where these are different ones; or no line with numbers.
     """
-    of_a, of_b = (_by_batch(trace, prefix) for trace, prefix in zip((a, b), _wrappers_of(a, b), strict=True))
+    of_a, of_b = _by_batch(a), _by_batch(b)
     if batches is None:
         batches = [(number, number) for number in of_a if number in of_b]
         if not batches:
@@ -197,45 +196,10 @@ def _take(result: Comparison, difference: Difference) -> None:
 _Key = tuple[str, CallKind, int]
 
 
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
-"""What DistributedDataParallel and its like, torch.compile, and FullyShardedDataParallel call the model inside."""
-
-
-def _wrappers_of(a: Trace, b: Trace) -> tuple[str, str]:
-    """What is left out of the names of each: nothing, unless they have more in common then."""
-    modules = [{frame.module for frame in trace.frames} for trace in (a, b)]
-    prefixes = [_wrappers(names) for names in modules]
-    inside = [{_inside(name, prefix) for name in names} for names, prefix in zip(modules, prefixes, strict=True)]
-    is_better = len((inside[0] & inside[1]) - {None}) > len(modules[0] & modules[1])
-    return (prefixes[0], prefixes[1]) if is_better else ("", "")
-
-
-def _inside(module: str, prefix: str) -> str | None:
-    """Its name in the module of that name; None if it is not in it."""
-    if not prefix:
-        return module
-    return module[len(prefix) + 1 :] if f"{module}.".startswith(f"{prefix}.") else None
-
-
-def _wrappers(modules: Collection[str]) -> str:
-    """The name of the model inside of all wrappers around it, as "module._orig_mod"; "" if there are none."""
-    prefix = ""
-    while True:
-        inner = [f"{prefix}.{name}" if prefix else name for name in WRAPPERS]
-        below = [f"{module}." for module in modules if len(module) > len(prefix)]
-        fitting = [name for name in inner if below and all(module.startswith(f"{name}.") for module in below)]
-        if not fitting:
-            return prefix
-        prefix = fitting[0]
-
-
-def _by_batch(trace: Trace, prefix: str) -> dict[int, dict[_Key, Frame]]:
-    """With names inside of `prefix`; what wraps that is left out."""
+def _by_batch(trace: Trace) -> dict[int, dict[_Key, Frame]]:
     found: dict[int, dict[_Key, Frame]] = {}
     for frame, call in zip(trace.frames, trace.calls, strict=True):
-        of_batch = found.setdefault(frame.batch_number, {})
-        if (name := _inside(frame.module, prefix)) is not None:
-            of_batch[name, call_kind(frame), call] = replace(frame, module=name) if prefix else frame
+        found.setdefault(frame.batch_number, {})[frame.module, call_kind(frame), call] = frame
     return found
 
 
