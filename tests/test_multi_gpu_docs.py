@@ -11,14 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from documents import code
 from ranks import free_port
 from running import ENVIRONMENT, Ended, write
 
-TEXT = (Path(__file__).parent.parent / "docs" / "multi-gpu.md").read_text()
-BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
+GUIDE = "docs/multi-gpu.md"
+BLOCKS = code(GUIDE, "bash")
 COMMANDS = [line for block in BLOCKS if "SBATCH" not in block for line in block.splitlines()]
 JOB = next(block for block in BLOCKS if "SBATCH" in block)
-SCRIPT = next(block for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "import torch" in block)
+SCRIPT = next(block for block in code(GUIDE, "python") if "import torch" in block)
+SHOWN = next(block for block in code(GUIDE, "") if block.startswith("overflowstat: "))
 HOST = socket.gethostname()
 
 # What stands in the place of a machine that is not here.
@@ -109,9 +111,7 @@ def test_all_ranks_of_the_script_raise_what_is_shown(tmp_path: Path) -> None:
     write(tmp_path, "train.py", SCRIPT)
     found = ended(start(tmp_path, AGREE))
     assert found.status == 1
-    shown = re.search(r"```\n(overflowstat: .*?)\n```", TEXT, re.DOTALL)
-    assert shown is not None
-    first, second = shown[1].replace("node-7", HOST).splitlines()
+    first, second = SHOWN.replace("node-7", HOST).splitlines()
     assert found.output.splitlines().count(first) == 1  # by the rank that detects
     raised = [line.partition("NonFiniteError: ")[2] for line in found.errors.splitlines() if "NonFiniteError: " in line]
     assert raised == [first] * 2
