@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import nn
 
+from .capture import devices
+
 __all__ = ["Process", "rank_and_world_size"]
 
 
@@ -21,9 +23,8 @@ class Process:
     @classmethod
     def of(cls, model: nn.Module) -> "Process":
         """This one, which has a model."""
-        weight = next(model.parameters(), None)
-        device = "cpu" if weight is None else str(weight.device)
-        return cls(*rank_and_world_size(), socket.gethostname(), device)
+        there = (str(device) for module in model.modules() for device in devices(module))
+        return cls(*rank_and_world_size(), socket.gethostname(), next(there, "cpu"))
 
     @property
     def name(self) -> str:

@@ -118,6 +118,7 @@ def test_a_forward_is_run_again_where_that_was_asked_for_or_one_process_runs(
     with (
         patch.object(dist, "is_initialized", lambda: processes > 1),
         patch.object(dist, "get_world_size", lambda: processes),
+        patch.object(dist, "get_rank", lambda: 0),
     ):
         verdict = error_of(model, X, ZERO, recorder=recorder_name, sinks=[], drill=drill).verdict
     assert verdict is not None and model.calls == calls
