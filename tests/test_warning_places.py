@@ -77,6 +77,7 @@ def test_a_warning_is_of_the_users_line(provoke: Callable[..., None], recorder_n
     here = max(first + number for number, line in enumerate(lines) if line.endswith("# here\n"))
     model = nn.Sequential(nn.Identity(), nn.Linear(3, 3), nn.Identity())
     model[0].weight = nn.Parameter(torch.ones(3))
+    nn.init.constant_(model.get_parameter("1.weight"), 0.1)  # with which nothing overflows
     model[0].forward = lambda x: x * model[0].weight
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
