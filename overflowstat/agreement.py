@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import pickle
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from .errors import AgreementError, NonFiniteError
-from .meetings import Meetings
 from .ranks import Process, rank_and_world_size
+
+if TYPE_CHECKING:
+    from .meetings import Meetings
 
 __all__ = ["Agreement", "Position", "make_agreement"]
 
@@ -122,6 +125,8 @@ class Agreement:
         if self._meetings is None and dist.get_world_size(self._group) > 1:
             group = self._group or dist.group.WORLD
             assert group is not None
+            from .meetings import Meetings  # there are builds of torch without its stores
+
             self._meetings = Meetings(group, self._timeout, _first)
         return self._meetings
 

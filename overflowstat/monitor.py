@@ -197,7 +197,7 @@ class Monitor:
         on_detect: OnDetect = "raise",
         max_reports: int | None = None,
         agree: bool | float = False,
-        group: dist.ProcessGroup | None = None,
+        group: "dist.ProcessGroup | None" = None,
         verdict: bool = True,
         drill: bool | None = None,
         warn_at: float | None = None,

@@ -47,6 +47,27 @@ print(*(name for name in names - set(sys.stdlib_module_names) if not name.starts
     assert run(script, compiled).split() == ["overflowstat"]
 
 
+def test_a_torch_that_has_no_distributed_will_do(compiled: Path) -> None:
+    """Made by taking out of it what such a build lacks."""
+    script = """
+import torch.distributed as dist
+from torch import nn
+dist.is_available = lambda: False
+for name in ("ProcessGroup", "Store", "PrefixStore", "TCPStore", "is_initialized", "get_rank", "get_world_size"):
+    delattr(dist, name)
+from overflowstat import *
+monitor = Monitor(model := nn.Linear(2, 2), recorder="torch", agree=True, sinks=[Printer()])
+model(torch.ones(1, 2))
+print(len(monitor.merge()))
+try:
+    model(torch.full((1, 2), float("inf")))
+except NonFiniteError as error:
+    print(error.process.rank, error.process.world_size)
+"""
+    printed = run(script, compiled).splitlines()
+    assert (printed[0], printed[-1]) == ("1", "0 1")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", LIMITS)
 def test_the_import_is_quick(compiled: Path, what: str) -> None:

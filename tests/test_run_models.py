@@ -672,6 +672,10 @@ def test_it_works_under_a_launcher(tmp_path: Path) -> None:
     rank = f"rank 1 of 2 ({socket.gethostname()}, cpu)"
     model = "model 1 (DistributedDataParallel of Sequential)"
     assert f"{model}: {rank}: inf in batch 1, first in 1 (Log)" in ended.errors
+    assert (
+        "overflowstat: rank 0 of 2: watching model 1 (DistributedDataParallel of Sequential), 4 modules" in ended.errors
+    )
+    assert "rank 1 of 2: watching" not in ended.errors
     traces = [load_trace(tmp_path / f"t.rank{rank}.jsonl") for rank in (0, 1)]
     assert [trace.header.rank for trace in traces] == [0, 1]
     assert {frame.module for trace in traces for frame in trace.frames} == {"", "0", "1"}

@@ -19,6 +19,7 @@ from ..detections import Detections
 from ..errors import TraceError
 from ..hooks import OptimizerHook, RootEntryHook, is_watched
 from ..monitor import Monitor
+from ..ranks import rank_and_world_size
 from ..terminal import on_one_line
 from .outputs import NamedStyle, make_sink, of_model
 from .roots import ModuleSet, RootFinder, is_any_in_progress
@@ -196,13 +197,15 @@ class Watch:
                 monitor.step()
 
     def _note(self, text: str) -> None:
-        if not self._is_quiet:
+        if not self._is_quiet and rank_and_world_size()[0] == 0:  # all ranks would say the same
             self._tell(text)
 
     def _tell(self, text: str) -> None:
         if self._stderr is not None:  # or else print would take stdout
             with contextlib.suppress(OSError, ValueError):  # of a program that has closed it
-                print(on_one_line(f"overflowstat: {text}"), file=self._stderr, flush=True)
+                rank, world_size = rank_and_world_size()
+                whose = f"rank {rank} of {world_size}: " if world_size > 1 else ""
+                print(on_one_line(f"overflowstat: {whose}{text}"), file=self._stderr, flush=True)
 
 
 def _class_name(module: nn.Module) -> str:
