@@ -23,7 +23,7 @@ _made: Counter[str] = Counter()
 class Meetings:
     """Of the ranks of a group, one after another.
 
-    Cost of one where nobody has anything to tell: three requests to the store, and the wait for the last rank.
+    Cost of one where nobody has anything to tell: four requests to the store, or five, and the wait for the last rank.
 
     Args:
         group: of which this process is one.
@@ -50,7 +50,9 @@ class Meetings:
         Raises:
             TimeoutError: not all have come in time; the text names them.
         """
-        number = self.come(message)
+        number, chosen = self.come(message)
+        if chosen is not None:
+            return chosen or None
         end = f"{number}/end"
         begin = time.monotonic()
         while not self._store.check([end]):  # not by the store's own wait, in which Python sees no signal
@@ -61,19 +63,23 @@ class Meetings:
             time.sleep(min(waited / 10, POLLING))
         return self._store.get(end) or None
 
-    def come(self, message: bytes | None) -> int:
-        """To the next meeting, whose number it gives, without a wait for its end."""
+    def come(self, message: bytes | None) -> tuple[int, bytes | None]:
+        """To the next meeting, without a wait for its end.
+
+        Gives its number, and if this rank is the last one what is chosen, empty where nobody has told anything.
+        """
         number, self._number = self._number, self._number + 1
         if message is not None:
             self._store.set(f"{number}/message/{self._rank}", message)  # type: ignore[arg-type]  # bytes are taken
         self._progress.reach(number)
         come = self._store.add(f"{number}/come", 1 if message is None else 1 + TELLER)
-        if come % TELLER == self._size:
-            chosen = self._choose(self._messages(number)) if come >= TELLER else b""
-            self._store.set(f"{number}/end", chosen)  # type: ignore[arg-type]
-            for key in ("come", "end"):
-                self._store.delete_key(f"{number - 1}/{key}")  # which all have left
-        return number
+        if come % TELLER < self._size:
+            return number, None
+        chosen = self._choose(self._messages(number)) if come >= TELLER else b""
+        self._store.set(f"{number}/end", chosen)  # type: ignore[arg-type]
+        for key in ("come", "end"):
+            self._store.delete_key(f"{number - 1}/{key}")  # which all have left
+        return number, chosen
 
     def _messages(self, number: int) -> list[bytes]:
         keys = [f"{number}/message/{rank}" for rank in range(self._size)]
