@@ -27,7 +27,7 @@ PACKAGE = Path(overflowstat.__file__).resolve().parent
 SOURCES = [
     TESTS / "late_device" / "recorder.cpp",
     *sorted(path for path in CSRC.glob("*.cpp") if path.name != "recorder.cpp"),
-    CSRC / "cpu" / "reduce.cpp",
+    *sorted(CSRC.glob("cpu/*.cpp")),
 ]
 
 pytestmark = [
