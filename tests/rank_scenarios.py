@@ -196,7 +196,7 @@ def bad_and_raises() -> dict[str, Any]:
 
 def in_groups(bad_rank: int) -> dict[str, Any]:
     """Four ranks, of which two and two agree."""
-    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    groups: list[Any] = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     model = Net()
     monitor = Monitor(model, sinks=[], agree=20, group=groups[rank() // 2])
     try:
@@ -209,7 +209,7 @@ def in_groups(bad_rank: int) -> dict[str, Any]:
 
 def not_in_the_group() -> dict[str, Any]:
     """Of a group of the first rank alone, which the second one has no part in."""
-    group = dist.new_group([0])
+    group: Any = dist.new_group([0])
     try:
         Monitor(Net(), sinks=[], agree=True, group=group)
     except Exception as error:
