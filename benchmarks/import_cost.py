@@ -8,6 +8,7 @@ on the machine changes least.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ def cpu_seconds(statement: str) -> tuple[float, float]:
     """Of a new process: up to the end of the import of torch, and up to the end of the statement after it."""
     lines = ["import time, torch", "before = time.process_time()", statement, "print(before, time.process_time())"]
     script = "\n".join(lines)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    # Byte code is kept, as an installation has it, by the first round.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     before, after = map(float, done.stdout.split())
     return before, after
 
