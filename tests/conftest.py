@@ -22,6 +22,23 @@ from overflowstat.recorder import Recorder, RecorderName, make_recorder
 pytest_plugins = ["parity"]
 
 
+IN_SUMMARY = "in the summary"
+"""A property of a test whose text is a line at the end of the run, whatever process the test ran in."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties if report.when == "call" else ():
+            if name == IN_SUMMARY:
+                terminalreporter.line(text)
+
+
+@pytest.fixture
+def in_summary(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Has a line shown there."""
+    return lambda text: record_property(IN_SUMMARY, text)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def extension_is_there() -> None:
     """Without it "auto" would fall back, and tests that leave the choice to it would pass without a word."""

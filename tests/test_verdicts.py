@@ -1,7 +1,7 @@
 """The corpus of tests/verdicts: small models that go bad for a reason that was written down before they were run."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -55,8 +55,8 @@ def test_every_kind_has_a_case() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 80
 
 
-def test_the_tally(recorder_name: RecorderName) -> None:
-    """How many are named exactly, in each of the four; and how often the kind is not known."""
+def test_the_tally(recorder_name: RecorderName, in_summary: Callable[[str], None]) -> None:
+    """How many are named exactly, in each of the four, and how often the kind is not known."""
     tally: Counter[str] = Counter()
     for case in CASES:
         verdict = verdict_of(case.name, recorder_name)
@@ -65,7 +65,8 @@ def test_the_tally(recorder_name: RecorderName) -> None:
         tally["line"] += verdict.source == case.expected_source()
         tally["kind"] += verdict.kind == case.kind
         tally["unknown"] += verdict.kind == "unknown"
-    print(f"\n{len(CASES)} cases on {recorder_name}, named exactly: {dict(tally)}")
+    counted = ", ".join(f"{what} {number}" for what, number in tally.items())
+    in_summary(f"of {len(CASES)} verdicts on the {recorder_name} recorder are exact: {counted}")
     unknown = sum(case.kind == "unknown" for case in CASES)
     exactly = dict.fromkeys(("module", "operation", "line", "kind"), len(CASES))
     assert tally == {**exactly, "unknown": unknown}
