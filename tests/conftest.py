@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from keeps import Keeps
+from ranks import RankServer
+from running import Server
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import optimizer
 
@@ -55,6 +58,27 @@ def recorder_name(request: pytest.FixtureRequest) -> RecorderName:
 @pytest.fixture
 def recorder(recorder_name: RecorderName) -> Recorder:
     return make_recorder(recorder_name)
+
+
+@pytest.fixture
+def sink() -> Keeps:
+    return Keeps()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Runs `overflowstat run` in processes."""
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    """Runs scenarios in groups of processes."""
+    server = RankServer(tmp_path_factory.mktemp("ranks"))
+    yield server
+    server.close()
 
 
 @pytest.fixture

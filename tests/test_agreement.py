@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,13 +18,6 @@ from overflowstat import Monitor, NonFiniteError
 from overflowstat.recorder import RecorderName
 
 HOST = socket.gethostname()
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
-    server = RankServer(tmp_path_factory.mktemp("ranks"))
-    yield server
-    server.close()
 
 
 def first_line(told: dict[str, Any]) -> str:

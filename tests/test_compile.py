@@ -20,11 +20,6 @@ X = torch.ones(2, 3)
 BACKEND = "eager"  # what is compiled, and when, is the same
 
 
-@pytest.fixture
-def sink() -> Keeps:
-    return Keeps()
-
-
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
     torch.compiler.reset()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from warned import warned
 
 from overflowstat import DebugUnderflowOverflow, Monitor, Policy, TensorStats, tensor_stats
 from overflowstat.errors import MonitorWarning
@@ -120,15 +121,6 @@ class Scale(nn.Module):
 
 class OfPython(Tensor):
     """Which the extension leaves to Python."""
-
-
-def warned(model: nn.Module, *batches: Tensor, **options: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        with Monitor(model, **options):
-            for batch in batches:
-                model(batch)
-    return [str(w.message) for w in found if w.category is MonitorWarning]
 
 
 def test_frames_have_it_also_where_a_tensor_is_not_read_again(recorder_name: RecorderName) -> None:

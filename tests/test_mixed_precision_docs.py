@@ -7,7 +7,6 @@ import re
 import runpy
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ FILE = "docs/mixed-precision.md"
 RUN = "python -m overflowstat run "
 SCAN = "python -m overflowstat scan "
 SKIPPED = re.compile(r"^step \d+: OVERFLOW, skipped; scale (\S+), reduced to (\S+)$", re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    yield server
-    server.close()
 
 
 @pytest.fixture

@@ -16,11 +16,6 @@ from overflowstat import Monitor, NonFiniteError, TensorStats
 from overflowstat.recorder import RecorderName
 
 
-@pytest.fixture
-def sink() -> Keeps:
-    return Keeps()
-
-
 class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -21,11 +21,6 @@ NAN = float("nan")
 X = torch.ones(2, 4)
 
 
-@pytest.fixture
-def sink() -> Keeps:
-    return Keeps()
-
-
 def poison(weight: object) -> None:
     assert isinstance(weight, Tensor)
     with torch.no_grad():

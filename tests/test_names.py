@@ -17,11 +17,6 @@ from overflowstat.names import module_around, named_modules, submodule
 from overflowstat.recorder import RecorderName
 
 
-@pytest.fixture
-def sink() -> Keeps:
-    return Keeps()
-
-
 class Net(nn.Module):
     """With children that are called as wrappers call theirs, which is the author's right."""
 

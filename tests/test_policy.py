@@ -24,11 +24,6 @@ def shown(sink: Keeps) -> dict[str, list[str]]:
     return {frame.module: [line.label for line in frame.lines] for frame in sink.take()}
 
 
-@pytest.fixture
-def sink() -> Keeps:
-    return Keeps()
-
-
 class Layer(nn.Module):
     """Adds a mask, and what it is told to."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,6 @@ class Net(nn.Module):
 
 good, zeros = torch.ones(3, 2), torch.zeros(3, 2)  # of which Net makes log(2), and log(0)
 """
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    yield server
-    server.close()
 
 
 class Runs:

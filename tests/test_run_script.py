@@ -9,19 +9,10 @@ import os
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from running import Server, python, write
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    yield server
-    server.close()
-
 
 NOTHING_CALLED = [
     "overflowstat: no module was called in this process, and nothing watched (processes that it starts are not)"

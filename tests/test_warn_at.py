@@ -1,14 +1,13 @@
 """A warning where numbers come near the limit of their dtype."""
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from warned import warned
 
 from overflowstat import Monitor, NonFiniteError, Policy
-from overflowstat.errors import MonitorWarning
 from overflowstat.recorder import RecorderName
 
 HALF = torch.float16
@@ -21,15 +20,6 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return x * self.factor
-
-
-def warned(model: nn.Module, *batches: Tensor, **options: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        with Monitor(model, **options):
-            for batch in batches:
-                model(batch)
-    return [str(w.message) for w in found if w.category is MonitorWarning]
 
 
 def test_it_warns_once_for_a_place_and_says_how_near(recorder_name: RecorderName) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from overflowstat.recorder import RecorderName
 CLOSE = 1e-5
 SPLIT = ("tensor parallel",)
 """In which a rank has another part of what a layer gives."""
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
-    server = RankServer(tmp_path_factory.mktemp("ranks"))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from keeps import Keeps
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -19,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overflowstat import Monitor, NonFiniteError, check_weights
 from overflowstat.frames import Frame
-from overflowstat.report import Report
 from overflowstat.stats import TensorStats
 
 NAN = float("nan")
@@ -128,19 +128,6 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "ZeRO-3": in_zero3,
 }
 AROUND = ("DistributedDataParallel", "FullyShardedDataParallel")
-
-
-class Keeps:
-    every_frame = True
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def frame(self, frame: Frame, traced: bool) -> None:
-        self.frames.append(frame)
-
-    def report(self, report: Report) -> None:
-        pass
 
 
 def numbers(content: TensorStats | str) -> Any:
