@@ -3,20 +3,14 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <mutex>
 #include <type_traits>
 
-#define OVERFLOWSTAT_INLINE inline __attribute__((always_inline))
+#include "blocks.h"
 
 namespace overflowstat::cpu {
 namespace {
-
-// Every threshold looks at a block again, which must still be in L1 then.
-constexpr int64_t kBlockBytes = 8 * 1024;
-// What one thread takes at a time, as in reduce.cpp.
-constexpr int64_t kPieceBytes = 256 * 1024;
 
 // The smallest key that is worth `threshold` or more: kFirstNan where no number is.
 template <class F>
@@ -33,8 +27,8 @@ uint64_t key_of(double threshold) {
   return low;
 }
 
-// Elements with begin <= key < kFirstNan. Counted in integers of the key's width, so that compilers vectorise it:
-// `count` may be no more than they hold.
+// Elements with begin <= key < kFirstNan, of a block that every threshold looks at again. Counted in integers of the
+// key's width, so that compilers vectorise it: `count` may be no more than they hold.
 template <class F>
 OVERFLOWSTAT_INLINE uint64_t count_block(const char* data, int64_t count, typename F::Key begin) {
   using Element = typename F::Element;
@@ -42,9 +36,7 @@ OVERFLOWSTAT_INLINE uint64_t count_block(const char* data, int64_t count, typena
   const Key width = static_cast<Key>(F::kFirstNan - begin);
   Key found = 0;
   for (int64_t i = 0; i < count; ++i) {
-    Element element;
-    memcpy(&element, data + i * static_cast<int64_t>(sizeof(Element)), sizeof(Element));
-    found += static_cast<Key>(static_cast<Key>(F::key(element) - begin) < width);
+    found += static_cast<Key>(static_cast<Key>(F::key(load<Element>(data, i)) - begin) < width);
   }
   return found;
 }

@@ -7,24 +7,10 @@
 #include <mutex>
 #include <vector>
 
-#define OVERFLOWSTAT_INLINE inline __attribute__((always_inline))
+#include "blocks.h"
 
 namespace overflowstat::cpu {
 namespace {
-
-// A block is read twice where it holds something that is not finite, so it must still be in L1 (32 KB or more) then,
-// and so must the one that is read beside it: a core gets more from memory by following two places at once (256 MB in
-// 0.9 of what torch's sum takes, with one place in 1.1 to 1.2, on two Zen 3 cores).
-constexpr int64_t kBlockBytes = 8 * 1024;
-// What one thread takes at a time. Below this a second thread costs more than it brings.
-constexpr int64_t kPieceBytes = 256 * 1024;
-
-template <class Element>
-OVERFLOWSTAT_INLINE Element load(const char* data, int64_t i) {
-  Element element;
-  memcpy(&element, data + i * static_cast<int64_t>(sizeof(Element)), sizeof(Element));
-  return element;
-}
 
 template <class F>
 OVERFLOWSTAT_INLINE void scan_block_with_non_finite(const char* data, int64_t count, uint64_t index, StatsRow& row) {
@@ -69,8 +55,9 @@ OVERFLOWSTAT_INLINE void count_small_block(const char* data, int64_t count, Deta
 using Count = void (*)(const char* data, int64_t count, Detail& detail);
 
 // The loop that reads memory: `kStreams` blocks of `count` elements, `distance` elements apart. Kept to integer minima
-// and maxima, which compilers vectorise. Detail has no other loop: `kCount`, null where it is not asked for, looks
-// again at a block that holds something below the normal numbers.
+// and maxima, which compilers vectorise. A core gets more from memory by following two places at once (256 MB in 0.9 of
+// what torch's sum takes, with one place in 1.1 to 1.2, on two Zen 3 cores). Detail has no other loop: `kCount`, null
+// where it is not asked for, looks again at a block that holds something below the normal numbers.
 template <class F, Count kCount, int kStreams>
 OVERFLOWSTAT_INLINE void scan_blocks(const char* data, int64_t count, int64_t distance, uint64_t index, StatsRow& row,
                                      Detail& detail) {
