@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch import nn
 
 from .errors import AgreementError, NonFiniteError
 from .ranks import Process, rank_and_world_size
@@ -45,15 +46,18 @@ class Agreement:
     """Of one monitor with those of the other ranks.
 
     Args:
+        model: that of this rank.
         group: the ranks that end together, of which this process is one; None for all.
         timeout: seconds that a meeting waits for the last rank.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, timeout: float) -> None:
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None, timeout: float) -> None:
+        self._model = model
         self._group = group
         self._timeout = timeout
         self._meetings: Meetings | None = None
         self._found: tuple[Position, NonFiniteError] | None = None
+        self._gradients_follow = False
 
     def keep(self, position: Position, error: NonFiniteError) -> None:
         """To be raised at the next meeting, unless something has been kept for it before."""
@@ -65,14 +69,25 @@ class Agreement:
         kept, self._found = self._found, None
         return None if kept is None else kept[1]
 
-    def meet(self, process: Process) -> None:
+    def end_batch(self, gradients_follow: bool) -> None:
+        """Wait until all ranks have come here. See `meet`."""
+        self._gradients_follow = gradients_follow
+        self.meet()
+
+    def begin_batch(self) -> None:
+        """The same for what gradients have come since, if any could."""
+        if self._gradients_follow:
+            self._gradients_follow = False
+            self.meet()
+
+    def meet(self) -> None:
         """Wait until all ranks have come here.
 
         Raises:
             NonFiniteError: what was found first in the order of execution, on all ranks.
             AgreementError: a rank does not come in time, or has left by an exception; or the store does not answer.
         """
-        told, found = self._told(process), self.take()
+        told, found = self._told(), self.take()
         try:
             meetings = self._connected()
             if meetings is None:
@@ -89,7 +104,7 @@ class Agreement:
             return
         if first.error is None:
             raise AgreementError(f"{first.process.name} has left batch {first.position[0]} by {first.left_by}")
-        if found is not None and first.process == process:
+        if found is not None and told is not None and first.process == told.process:
             raise found
         also = "" if found is None else f"\nand on this rank: {found}"
         frames = () if found is None else found.frames
@@ -97,21 +112,22 @@ class Agreement:
             f"{first.error}{also}", first.error.batch_number, frames, first.error.verdict, first.process
         )
 
-    def leave(self, process: Process, batch_number: int, by: str) -> NonFiniteError | None:
+    def leave(self, batch_number: int, by: str) -> NonFiniteError | None:
         """Tell the others that this rank is not to be waited for, and why, or what it had found; and give that."""
-        told, found = self._told(process), self.take()
+        told, found = self._told(), self.take()
         if told is None:
-            told = _Told((batch_number, False, 0, 0), process, None, by)
+            told = _Told((batch_number, False, 0, 0), Process.of(self._model), None, by)
         with contextlib.suppress(RuntimeError, OSError):  # what it leaves by is what matters
             meetings = self._connected()
             if meetings is not None:
                 meetings.come(pickle.dumps(told))
         return found
 
-    def _told(self, process: Process) -> _Told | None:
+    def _told(self) -> _Told | None:
         if self._found is None:
             return None
         position, found = self._found
+        process = Process.of(self._model)
         return _Told(position, process, NonFiniteError(str(found), found.batch_number, (), found.verdict, process))
 
     def _connected(self) -> Meetings | None:
@@ -131,8 +147,8 @@ class Agreement:
         return self._meetings
 
 
-def make_agreement(agree: object, group: object) -> Agreement | None:
-    """As a monitor's arguments ask for; raises TypeError or ValueError where they are none."""
+def make_agreement(model: nn.Module, agree: object, group: object) -> Agreement | None:
+    """As arguments of a monitor of this model ask for; raises TypeError or ValueError where they are none."""
     if group is not None and (not dist.is_available() or not isinstance(group, dist.ProcessGroup)):
         raise TypeError(f"group={group!r}: must be a group of torch.distributed that this process is in")
     if agree is False:
@@ -141,7 +157,7 @@ def make_agreement(agree: object, group: object) -> Agreement | None:
         raise TypeError(f"agree={agree!r}: must be True, False or seconds, not {type(agree).__name__}")
     if not 0 < agree < float("inf"):
         raise ValueError(f"agree={agree!r}: must be True, False or seconds, above 0")
-    return Agreement(group, TIMEOUT if agree is True else float(agree))
+    return Agreement(model, group, TIMEOUT if agree is True else float(agree))
 
 
 def _agreement_error(failure: Exception, timeout: float) -> AgreementError:

@@ -233,10 +233,9 @@ class Monitor:
         self._near = NearLimit(check_optional_share("warn_at", warn_at))
         self._subnormals = Subnormals() if check_bool("detail", detail) else None
         self._group = group
-        self._agreement = make_agreement(agree, group)
+        self._agreement = make_agreement(self.model, agree, group)
         if self._agreement is not None and (self._check != "batch" or not self._reporter.raises):
             raise ValueError(f'agree={agree!r}: needs check="batch" and on_detect="raise"')
-        self._gradients_came = False  # since the ranks met
         recorder = make_recorder(recorder, detail)
         drill = check_optional_bool("drill", drill)
         self._investigator = (
@@ -439,7 +438,7 @@ class Monitor:
             with self._lock:
                 self._reporter.close()
         if is_attached and self._agreement is not None:
-            self._agreement.leave(Process.of(self.model), self.batch_number, "monitor.remove()")
+            self._agreement.leave(self.batch_number, "monitor.remove()")
         if is_attached:
             self._unseen.tell_of_modules(self.total_calls)
         repeated = [detection.text for detection in self.detections if detection.batches > 1]
@@ -522,9 +521,8 @@ class Monitor:
                 self._settle(wait=True)
                 if self._gradients is not None:
                     self._gradients.settle(only_ended=True)
-            if self._agreement is not None and self._gradients_came and not self._in_root.is_in_one:
-                self._gradients_came = False
-                self._agreement.meet(Process.of(self.model))
+            if self._agreement is not None and not self._in_root.is_in_one:
+                self._agreement.begin_batch()
             if not self._in_root.is_in_one and self._investigator is not None:
                 self._investigator.root_begins(self.batch_number, args, kwargs)
             self._in_root.begin()
@@ -612,8 +610,7 @@ class Monitor:
         while (frame := self._log.next(wait)) is not None:
             self._judge(frame)
         if self._agreement is not None and ended is not None and ended % self._every_n == 0:
-            self._gradients_came = self._gradients is not None
-            self._agreement.meet(Process.of(self.model))
+            self._agreement.end_batch(gradients_follow=self._gradients is not None)
         self._stop_after_last_batch()
 
     def _settle_replays(self) -> None:
@@ -752,7 +749,7 @@ class Monitor:
             pass
         if self._agreement is not None:
             reason = f"{type(exception).__name__}: {exception}".partition("\n")[0]
-            kept = self._agreement.leave(Process.of(self.model), self.batch_number, reason)
+            kept = self._agreement.leave(self.batch_number, reason)
             if kept is not None:
                 _note(exception, kept)
         self._reporter.flush()

@@ -63,8 +63,9 @@ class RunOptions:
         check_options("OverflowStatCallback", Monitor, self.monitor)
         for sink in self.monitor.get("sinks") or ():
             check_methods("sinks", sink, Sink)
-        # Of a module that nothing is known of, and without what would write to a file or end it.
-        Monitor(nn.Identity(), **{**self.monitor, "sinks": [], "trace_file": None}).remove()
+        # Of a module that nothing is known of, and without what would write to a file. It is not removed, which other
+        # ranks would be told.
+        Monitor(nn.Identity(), **{**self.monitor, "sinks": [], "trace_file": None}).disable()
 
     def is_over(self, steps: int) -> bool:
         """Whether training ends after so many."""
