@@ -3,9 +3,9 @@
 import os
 import sys
 import threading
-import weakref
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -18,7 +18,7 @@ from .agreement import make_agreement
 from .attachment import Attachment
 from .calls import StageCall, stage_call
 from .captured import CapturedBatch
-from .detections import Detection, Found
+from .detections import Detection
 from .dynamo import not_compiled
 from .errors import AgreementError, BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
@@ -27,19 +27,16 @@ from .gradients import GradientWatch
 from .headroom import Headroom, headroom_of
 from .hooks import is_in_backward, is_watched
 from .investigator import Investigator
+from .judge import Judge
 from .merge import MergedFrame, merge_frames
 from .modules import ModuleTree
 from .native_frame_log import make_frame_log
-from .near import NearLimit
-from .origin import first_judged
 from .policy import Policy
-from .ranks import Process
 from .recorder import NativeRecorder, Recorder, RecorderName, is_capturing, make_recorder
 from .report import OwnStyle, Report, Style
 from .reporter import ON_DETECT, OnDetect, Reporter
 from .sinks import Printer, Sink
 from .stats import tensor_stats
-from .subnormal import Subnormals
 from .threads_in_root import ThreadsInRoot
 from .trace_file import TraceFile
 from .unseen import Unseen
@@ -56,7 +53,6 @@ from .validation import (
     check_tensor,
 )
 from .verdict import Verdict
-from .wholly_bad import wholly_bad_rows
 
 __all__ = ["BatchEndsName", "CheckName", "Monitor", "OnDetect", "WeightsName"]
 
@@ -214,7 +210,6 @@ class Monitor:
         self.trace_batch_nums = check_batch_numbers("trace_batch_nums", trace_batch_nums)
         self.abort_after_batch_num = check_optional_count("abort_after_batch_num", abort_after_batch_num)
         self.batch_number = 0
-        self.detected_overflow = False
         self._keep = check_optional_count("max_frames_to_save", max_frames_to_save)
         self._check = check_one_of("check", check, CHECKS)
         self._reuse = check_optional_bool("reuse_unchanged", reuse_unchanged)
@@ -230,8 +225,7 @@ class Monitor:
             on_detect if callable(on_detect) else check_one_of("on_detect", on_detect, ON_DETECT),
             check_optional_count("max_reports", max_reports),
         )
-        self._near = NearLimit(check_optional_share("warn_at", warn_at))
-        self._subnormals = Subnormals() if check_bool("detail", detail) else None
+        warn_at, detail = check_optional_share("warn_at", warn_at), check_bool("detail", detail)
         self._group = group
         self._agreement = make_agreement(self.model, agree, group)
         if self._agreement is not None and (self._check != "batch" or not self._reporter.raises):
@@ -245,11 +239,7 @@ class Monitor:
         self._in_root = ThreadsInRoot(model)
         self._captured: list[CapturedBatch] = []
         self._captured_calls = 0
-        self._left_to: dict[int, Found] = {}  # of each thread, what another one found of its calls
-        self._raised_in_batch: int | None = None
-        self._last_bad_batch: int | None = None
         self._is_dry_run = False
-        self._judged_in_batch = 0
 
         if is_watched(model):
             warn_user(
@@ -263,6 +253,20 @@ class Monitor:
             buffers=check_bool("buffers", buffers),
             policy=policy,
             warn_at=warn_at,
+        )
+        self._judge = Judge(
+            model,
+            self._log,
+            self._in_root,
+            self._reporter,
+            investigator=self._investigator,
+            agreement=self._agreement,
+            keep=self._keep,
+            warn_at=warn_at,
+            detail=detail,
+            is_traced=lambda batch_number: batch_number in self.trace_batch_nums,
+            apart=self._apart,
+            end_batch=self._end_bad_batch,
         )
         self._sees: dict[str, Any] = {"recorder": recorder, "nested": nested, "buffers": buffers, "policy": policy}
         self._modules = ModuleTree(model, policy.watches if policy is not None else lambda name, module: True)
@@ -288,6 +292,11 @@ class Monitor:
         self.enable()
         if isinstance(recorder, NativeRecorder):
             recorder.prepare({device for module in self._modules.numbers for device in capture.devices(module)})
+
+    @property
+    def detected_overflow(self) -> bool:
+        """Whether anything bad was ever seen, in a traced batch too."""
+        return self._judge.has_seen_bad
 
     @property
     def frames(self) -> deque[Frame]:
@@ -383,12 +392,12 @@ class Monitor:
             number = max(0, self.batch_number - (not self._log.is_begun))
             line = Line("value", tensor_stats(check_tensor("tensor", tensor)))
             frame = Frame(number, name, type(tensor).__name__, (line,), starts_batch=False)
-            if self._judge_gradient(frame):
+            if self._judge.apart_from_modules(frame):
                 kept = self._log.kept()
                 before = kept if self._keep is None else kept[max(0, len(kept) + 1 - self._keep) :]
-                if self._raises_at_once and self._log.is_begun:
+                if self._judge.raises_at_once and self._log.is_begun:
                     self._end_batch()
-                self._detect_gradient(frame, before, tensor, None, is_skipped=False)
+                self._judge.report(frame, before, tensor, None, may_raise=True)
             return line.is_bad
 
     def merge(self, frames: Sequence[Frame] | None = None) -> list[MergedFrame]:
@@ -603,12 +612,10 @@ class Monitor:
 
         Where that ends a batch, it has this number.
         """
-        for thread in list(self._left_to):
-            if not self._in_root.will_look(thread):
-                self._tell(self._report(self._left_to.pop(thread)))
+        self._judge.look_at_what_was_left()
         wait = wait and not is_capturing()  # when nothing may be waited for
         while (frame := self._log.next(wait)) is not None:
-            self._judge(frame)
+            self._judge.frame(frame)
         if self._agreement is not None and ended is not None and ended % self._every_n == 0:
             self._agreement.end_batch(gradients_follow=self._gradients is not None)
         self._stop_after_last_batch()
@@ -621,10 +628,10 @@ class Monitor:
                 continue
             if batch.has_root:
                 self.batch_number += replays - 1
-            self._raised_in_batch = None
+            self._judge.next_replay()
             for call in calls:
                 self._captured_calls += replays
-                self._judge(self._log.judge_captured(call, self.batch_number, call is batch.calls[0]))
+                self._judge.frame(self._log.judge_captured(call, self.batch_number, call is batch.calls[0]))
             if batch.has_root:
                 self._end_batch()
         self._captured = [batch for batch in self._captured if not batch.is_over]
@@ -634,76 +641,18 @@ class Monitor:
         if self.abort_after_batch_num is not None and self.batch_number > self.abort_after_batch_num:
             raise BatchLimitReached(self._style.aborted(self.batch_number, self.abort_after_batch_num))
 
-    def _judge(self, frame: Frame) -> None:
-        """Tell the sinks, and raise if it is bad."""
-        traced = frame.batch_number in self.trace_batch_nums
-        if traced:
-            self._log.clear_kept()
-        self._judged_in_batch = 0 if frame.starts_batch else self._judged_in_batch + 1
-        self._reporter.frame(frame, traced)
-        if frame.bad_lines:
-            self.detected_overflow = True
-            last_bad_batch, self._last_bad_batch = self._last_bad_batch, frame.batch_number
-            was_told = frame.batch_number == self._raised_in_batch or self._in_root.was_told(self._log.thread())
-            if not traced and not was_told:
-                self._detect(frame, last_bad_batch)
-        else:
-            self._near.warn(frame)
-            if self._subnormals is not None:
-                self._subnormals.warn(frame)
-
-    def _detect(self, bad: Frame, last_bad_batch: int | None) -> None:
-        tensor = None if is_capturing() else self._log.tensor(bad.lines.index(bad.bad_lines[0]))
-        rows = None if tensor is None else wholly_bad_rows(tensor)
-        judged = None if is_capturing() else self._log.tensor(bad.lines.index(first_judged(bad)))
-        known = None if judged is None else weakref.ref(judged)
-        found = Found(bad, self._log.kept()[:-1], rows, self._log.pending == 0, last_bad_batch, known)
-        thread = self._log.thread()
-        self._in_root.tell(thread)
-        report = self._report(found) if thread is None or not self._in_root.will_look(thread) else None
-        self._log.clear_kept()
-        self._raised_in_batch = bad.batch_number
-        self._log.drop_batch(bad.batch_number)  # what ran after it worked on bad numbers
-        if self._raises_at_once and self.batch_number == bad.batch_number and not self._in_root.are_any:
-            self._end_batch()  # or else the root's hook does
-        if report is not None:
-            self._tell(report)
-        elif thread is not None:
-            self._left_to[thread] = found
-
-    def _tell(self, report: Report, may_raise: bool = True) -> None:
-        """And raise, now or where all ranks do."""
-        error = self._reporter.report(report, may_raise)
-        if error is None:
-            return
-        if self._agreement is None:
-            raise error
-        line = report.bad.lines.index(report.bad.bad_lines[0])
-        self._agreement.keep((report.batch_number, report.bad.is_backward, self._judged_in_batch, line), error)
-
-    @property
-    def _raises_at_once(self) -> bool:
-        return self._reporter.raises and self._agreement is None
-
-    def _report(self, found: Found) -> Report:
-        frames = () if self._keep == 0 else (*found.before, found.bad)
-        return Report(
-            found.bad.batch_number,
-            frames,
-            found.bad,
-            found.wholly_bad_rows,
-            self._verdict(found),
-            Process.of(self.model),
-        )
-
-    def _verdict(self, found: Found) -> Verdict | None:
-        if self._investigator is None or not self._reporter.would_tell(found.bad):
-            return None
-        self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)  # what is run again
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """In which nothing that runs is watched."""
+        self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)
         try:
-            return self._investigator.verdict(found)
+            yield
         finally:
             self._configure_batch()
+
+    def _end_bad_batch(self, number: int) -> None:
+        if self.batch_number == number:
+            self._end_batch()
 
     def _gradient_batch(self, has_run: bool) -> int | None:
         """For gradients.py, as those that follow: see there."""
@@ -717,25 +666,15 @@ class Monitor:
         return is_traced or self._check == "module" or (at_end and self._check == "batch")
 
     def _tells_all_gradients(self, batch_number: int) -> bool:
-        return self._reporter.tells_all or self._subnormals is not None or batch_number in self.trace_batch_nums
+        return self._judge.wants_all or batch_number in self.trace_batch_nums
 
     def _judge_gradient(self, frame: Frame) -> bool:
-        traced = frame.batch_number in self.trace_batch_nums
-        self._reporter.frame(frame, traced)
-        self.detected_overflow = self.detected_overflow or bool(frame.bad_lines)
-        if self._subnormals is not None and not frame.bad_lines:
-            self._subnormals.warn(frame)
-        return bool(frame.bad_lines) and not traced and frame.batch_number != self._raised_in_batch
+        return self._judge.apart_from_modules(frame)
 
     def _detect_gradient(
         self, bad: Frame, before: list[Frame], tensor: Tensor | None, verdict: Verdict | None, is_skipped: bool
     ) -> None:
-        frames = () if self._keep == 0 else (*before, bad)
-        rows = None if tensor is None else wholly_bad_rows(tensor)
-        self._raised_in_batch = bad.batch_number
-        told = None if self._investigator is None else verdict
-        report = Report(bad.batch_number, frames, bad, rows, told, Process.of(self.model))
-        self._tell(report, may_raise=not is_skipped)
+        self._judge.report(bad, before, tensor, verdict, may_raise=not is_skipped)
 
     def _explain(self, exception: BaseException) -> None:
         """The numbers may have gone bad before something else raised: then that exception says so, too."""
