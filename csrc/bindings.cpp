@@ -116,14 +116,15 @@ py::object to_content(const Content& content) {
   return py::make_tuple(to_row(measured.entry()), tuple(measured.sizes()), tuple(measured.strides()), dtype);
 }
 
-// (batch number, module, whether it starts the batch, whether it is a recompute, [(label, content, whether it is
+// (batch number, module, whether it starts the batch, whether it is a recompute, calls, [(label, content, whether it is
 // judged, kinds that it may hold)]); waits for what is not there yet.
 py::tuple to_frame(const FrameLog& log, const Call& call) {
   py::list lines;
   for (const auto& [label, content, is_judged, allowed] : call.lines) {
     lines.append(py::make_tuple(log.label(label), to_content(content), is_judged, allowed));
   }
-  return py::make_tuple(call.batch_number, call.module, call.starts_batch, call.is_recompute, std::move(lines));
+  return py::make_tuple(call.batch_number, call.module, call.starts_batch, call.is_recompute, call.calls,
+                        std::move(lines));
 }
 
 py::dict counters(const FrameLog& log) {
@@ -176,6 +177,7 @@ PYBIND11_MODULE(_C, module) {
       .def("configure", &FrameLog::configure)
       .def("forget_weights", &FrameLog::forget_weights)
       .def("call", &FrameLog::call)
+      .def("add", &FrameLog::add)
       .def("next", &FrameLog::next)
       .def("take_captured", &FrameLog::take_captured)
       .def("judge_captured", &FrameLog::judge_captured)

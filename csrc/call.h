@@ -39,6 +39,7 @@ struct Call {
   bool is_told;          // it is to be shown whatever it holds
   unsigned long thread;  // on which it ran, as threading.get_ident has it
   c10::SmallVector<Line, 6> lines;
+  int64_t calls = 1;  // that are merged in it, by a compiled program
 
   bool ready() const;
   // May wait.

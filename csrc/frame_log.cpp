@@ -153,7 +153,7 @@ bool FrameLog::can_read(PyObject* object, const at::Tensor& tensor, Readable& re
   return tensor.is_cpu() || works_on(tensor.device());
 }
 
-void FrameLog::add(CallTensors& tensors, PyObject* object, size_t line) {
+void FrameLog::add_unread(CallTensors& tensors, PyObject* object, size_t line) {
   if (auto* lines = tensors.find(object)) {
     lines->push_back(line);
     return;
@@ -274,13 +274,15 @@ void FrameLog::read(CallTensors& tensors, uint64_t graph, Call& call) {
   cost_.tensors += elsewhere.size();
 }
 
-bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handle kwargs, py::handle output) {
+// Keeps a call of which walk(call, visit, left_out) shows all but the weights.
+template <class Walk>
+bool FrameLog::keep_call(size_t module, py::handle object, int64_t calls, Walk walk) {
   const auto guard = lock();
   const bool is_recompute = torch::autograd::get_current_graph_task_id() != -1;
   use_batch(is_recompute);
   if (!batch_.is_watching) return false;
   const auto call = std::make_shared<Call>(
-      Call{batch_.number, module, false, is_recompute, batch_.is_told, PyThread_get_thread_ident(), {}});
+      Call{batch_.number, module, false, is_recompute, batch_.is_told, PyThread_get_thread_ident(), {}, calls});
   // Held, since a structure may have made it for the walk.
   c10::SmallVector<std::pair<py::object, size_t>, 8> tensors;
   bool is_judged = true;
@@ -316,29 +318,19 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
   }
   is_judged = true;
   const size_t weights = call->lines.size();
-  if (items_.is_none()) {
-    open_tuples(args.ptr(), labels_, labels_.inputs(), 1, visit);
-    open_tuples(output.ptr(), labels_, labels_.outputs(), 2, visit);
-  } else {
-    NestedWalk walk(labels_, items_, visit, left_out);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args.ptr()); ++i) {
-      walk.values(PyTuple_GET_ITEM(args.ptr(), i), labels_.item(labels_.inputs(), static_cast<size_t>(i)));
-    }
-    PyObject *name = nullptr, *value = nullptr;
-    for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs.ptr(), &at, &name, &value);) {
-      walk.tensors(value, labels_.item(labels_.inputs(), "[" + text_of(name) + "]"));
-    }
-    walk.values(output.ptr(), labels_.outputs());
-  }
+  walk(*call, visit, left_out);
 
   if (call->lines.empty() && modules_[module].find_rule) return false;  // nothing of it is to be shown
   const py::object capture = uses_device_ ? capture_() : py::none();
   const uint64_t graph = capture.is_none() ? 0 : capture.cast<uint64_t>();
   use_graph(graph);
   if (!has_weights_ && !is_recompute) read_weights();
-  const bool is_real = std::any_of(tensors.begin(), tensors.end(), [&](const auto& shown) {
-    return shown.second >= weights && !is_on_meta(THPVariable_Unpack(shown.first.ptr()));
-  });
+  // What was read elsewhere was in memory.
+  const bool was_read =
+      call->lines.size() > weights && std::holds_alternative<ReadByPython>(call->lines.back().content);
+  const bool is_real = was_read || std::any_of(tensors.begin(), tensors.end(), [&](const auto& shown) {
+                         return shown.second >= weights && !is_on_meta(THPVariable_Unpack(shown.first.ptr()));
+                       });
   CallTensors unread;
   for (const auto& [object, line] : tensors) {
     PyObject* value = object.ptr();
@@ -356,7 +348,7 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     if (known != nullptr) {
       call->lines[line].content = std::move(known);
     } else {
-      add(unread, value, line);
+      add_unread(unread, value, line);
     }
   }
   read(unread, graph, *call);
@@ -367,7 +359,7 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
   }
   call->starts_batch = !has_calls_ && !is_recompute;
   has_calls_ = has_calls_ || !is_recompute;
-  ++calls_;
+  calls_ += calls;
   queue_.push_back(call);
   while (!queue_.empty() && queue_.front()->ready() && !queue_.front()->is_told && !queue_.front()->is_bad() &&
          !is_notable(*queue_.front())) {
@@ -375,6 +367,36 @@ bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handl
     queue_.pop_front();
   }
   return !queue_.empty() && (batch_.always_look || queue_.front()->ready() || call->is_known_bad());
+}
+
+bool FrameLog::call(size_t module, py::handle object, py::handle args, py::handle kwargs, py::handle output) {
+  return keep_call(module, object, 1, [&](Call&, auto& visit, auto& left_out) {
+    if (items_.is_none()) {
+      open_tuples(args.ptr(), labels_, labels_.inputs(), 1, visit);
+      open_tuples(output.ptr(), labels_, labels_.outputs(), 2, visit);
+    } else {
+      NestedWalk nested(labels_, items_, visit, left_out);
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args.ptr()); ++i) {
+        nested.values(PyTuple_GET_ITEM(args.ptr(), i), labels_.item(labels_.inputs(), static_cast<size_t>(i)));
+      }
+      PyObject *name = nullptr, *value = nullptr;
+      for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs.ptr(), &at, &name, &value);) {
+        nested.tensors(value, labels_.item(labels_.inputs(), "[" + text_of(name) + "]"));
+      }
+      nested.values(output.ptr(), labels_.outputs());
+    }
+  });
+}
+
+bool FrameLog::add(size_t module, py::handle object, const std::vector<std::string>& labels, const py::object& read,
+                   int64_t calls) {
+  return keep_call(module, object, calls, [&](Call& call, auto&, auto&) {
+    for (size_t i = 0; i < labels.size(); ++i) {
+      const uint32_t label = labels_.of_text(labels[i]);
+      const uint8_t allowed = rule(modules_[module], label);
+      if (allowed != kNotShown) call.lines.push_back({label, ReadByPython{read, i}, true, allowed});
+    }
+  });
 }
 
 void FrameLog::keep(std::shared_ptr<Call> call) {

@@ -51,6 +51,10 @@ class FrameLog {
   bool call(size_t module, pybind11::handle object, pybind11::handle args, pybind11::handle kwargs,
             pybind11::handle output);
 
+  // `read` is an overflowstat.measurement.Measurement.
+  bool add(size_t module, pybind11::handle object, const std::vector<std::string>& labels, const pybind11::object& read,
+           int64_t calls);
+
   std::shared_ptr<Call> next(bool wait);
   std::optional<std::pair<uint64_t, std::shared_ptr<Call>>> take_captured();
   std::shared_ptr<Call> judge_captured(const Call& call, int64_t batch_number, bool starts_batch);
@@ -93,11 +97,13 @@ class FrameLog {
   std::unique_lock<std::recursive_mutex> lock();
   bool works_on(const at::Device& device);
   bool can_read(PyObject* object, const at::Tensor& tensor, Readable& readable);
-  void add(CallTensors& tensors, PyObject* object, size_t line);
+  void add_unread(CallTensors& tensors, PyObject* object, size_t line);
   template <class Visit, class LeftOut>
   void open(uint32_t label, PyObject* value, int depth, Visit& visit, LeftOut& left_out);
   uint8_t rule(Module& module, uint32_t label);
   void measure(UnreadList& list);
+  template <class Walk>
+  bool keep_call(size_t module, pybind11::handle object, int64_t calls, Walk walk);
   void use_batch(bool is_recompute);
   void use_graph(uint64_t graph);
   void read_weights();

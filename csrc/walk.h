@@ -77,8 +77,10 @@ class Labels {
 
   // Of a part of what is shown under a label.
   uint32_t of_part(uint32_t label, const std::string& suffix) {
-    if (suffix.empty()) return label;
-    const std::string text = texts_[label] + suffix;
+    return suffix.empty() ? label : of_text(texts_[label] + suffix);
+  }
+
+  uint32_t of_text(const std::string& text) {
     const auto [known, is_new] = by_text_.try_emplace(text, 0);
     if (is_new) known->second = add(text);
     return known->second;

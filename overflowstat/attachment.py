@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from .dynamo import compiled_modules
+from .compiled.calls import CompiledCalls
 from .errors import warn_user
 from .frame_log import FrameLog
 from .gradients import GradientWatch
@@ -15,11 +15,7 @@ from .hooks import OptimizerHook, RootEntryHook, RootHook
 from .modules import ModuleTree
 from .names import named_modules
 
-__all__ = ["WATCH_COMPILED", "Attachment"]
-
-WATCH_COMPILED = (
-    "attach the monitor first, or call torch.compiler.reset() after that to have it compiled anew, with hooks"
-)
+__all__ = ["Attachment"]
 
 
 class Attachment:
@@ -31,6 +27,7 @@ class Attachment:
         before_root, after_root: called around each forward of the root, the latter also when that has raised.
         after_module: called where the log has something to look at.
         before_step, after_step: called with each optimizer that takes a step, as long as their object is there.
+        compiled: sees those that are compiled.
         gradients: sees the modules' calls, too, if there is one.
     """
 
@@ -44,6 +41,7 @@ class Attachment:
         after_module: Callable[[], None],
         before_step: Callable[[Optimizer], None],
         after_step: Callable[[Optimizer], None] | None,
+        compiled: CompiledCalls,
         gradients: GradientWatch | None = None,
     ) -> None:
         self._modules = modules
@@ -53,6 +51,7 @@ class Attachment:
         self._after_module = after_module
         self._before_step = before_step
         self._after_step = after_step
+        self._compiled = compiled
         self._gradients = gradients
         self._handles: list[RemovableHandle] = []
         self._handles_of: dict[int, list[RemovableHandle]] = {}
@@ -71,11 +70,6 @@ class Attachment:
             return
         self._follow()
         root = self._modules.root
-        if compiled := compiled_modules(named_modules(root)):
-            warn_user(
-                f"torch.compile has made {', '.join(compiled)}: what it has compiled already runs without hooks and is "
-                f"not watched; {WATCH_COMPILED}"
-            )
         try:
             self._attach_to_root(root)
             names = {module: name for name, module in named_modules(root)}
@@ -86,6 +80,7 @@ class Attachment:
         except Exception:
             self.detach()
             raise
+        self._compiled.attached()
         if self._gradients is not None:
             self._gradients.is_on = True
 
@@ -94,6 +89,7 @@ class Attachment:
             handle.remove()
         self._handles.clear()
         self._handles_of.clear()
+        self._compiled.detach()
         if self._gradients is not None:
             self._gradients.is_on = False
 
@@ -106,6 +102,7 @@ class Attachment:
         added, dropped = self._modules.update()
         for number in dropped:
             self._log.drop_module(number)
+            self._compiled.drop(number)
             for handle in self._handles_of.pop(number, ()):
                 handle.remove()
         for number, name, module in added:
@@ -136,7 +133,7 @@ class Attachment:
         for number, name, module in modules:
             if module is self._modules.root:
                 continue
-            hook = self._log.hook(number, module, self._after_module)
+            hook = self._compiled.hook(number, name, module, self._log.hook(number, module, self._after_module))
             try:
                 self._attach_gradients(number, module)
                 self._handles_of[number].append(module.register_forward_hook(hook, with_kwargs=True))

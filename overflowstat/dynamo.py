@@ -1,13 +1,25 @@
-"""What torch.compile is told of this package: to break its graphs at the hooks, and to leave alone what they call."""
+"""What torch.compile is told of this package, and asked: which hooks it traces, and what it leaves alone."""
 
 import sys
-from collections.abc import Iterable
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
-__all__ = ["compiled_modules", "has_compiled", "not_compiled"]
+__all__ = [
+    "compiled_versions",
+    "constant_where_traced",
+    "forget_wrapped_functions",
+    "get_eval_frame_callback",
+    "has_compiled",
+    "not_compiled",
+    "traced_only",
+]
+
+_EVAL_FRAME = torch._C._dynamo.eval_frame
+
+get_eval_frame_callback = _EVAL_FRAME.get_eval_frame_callback
+"""Gives something to be called where what the calling code calls is compiled."""
 
 _Function = TypeVar("_Function", bound=Any)
 
@@ -19,22 +31,52 @@ def not_compiled(function: _Function) -> _Function:
     """
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = "overflowstat watches this model, until monitor.disable() or monitor.remove()"
-    compiler = torch._C._dynamo.eval_frame
-    skip = compiler._FrameAction.SKIP
-    compiler.set_code_exec_strategy(function.__code__, compiler._FrameExecStrategy(skip, skip))
+    _frame_strategy(function, _EVAL_FRAME._FrameAction.SKIP)
     return function
 
 
-def compiled_modules(modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
-    """Names of those that torch.compile made, if it has compiled anything yet in this process.
+def traced_only(function: _Function) -> _Function:
+    """Have a function compiled as a part of others, and not where it is called from what runs as it is."""
+    _frame_strategy(function, _EVAL_FRAME._FrameAction.DEFAULT)
+    return function
 
-    What it has compiled does not look for hooks that come later. That which `module.compile()` compiles does.
+
+def constant_where_traced(function: _Function) -> _Function:
+    """Have a function called where a graph is made, and what it gives then built in.
+
+    As torch.compiler.assume_constant_result, which imports a compiler.
     """
-    if not has_compiled():
-        return []
-    return [name or "the model itself" for name, module in modules if type(module).__name__ == "OptimizedModule"]
+    function._dynamo_marked_constant = True
+    return function
+
+
+def _frame_strategy(function: Any, called: Any) -> None:
+    """Skip the frames of a function, and do that with those that it calls."""
+    strategy = _EVAL_FRAME._FrameExecStrategy(_EVAL_FRAME._FrameAction.SKIP, called)
+    _EVAL_FRAME.set_code_exec_strategy(function.__code__, strategy)
 
 
 def has_compiled() -> bool:
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and utils.counters["frames"]["total"] > 0
+
+
+def is_loaded() -> bool:
+    """Whether anything can have been compiled in this process."""
+    return "torch._dynamo.eval_frame" in sys.modules
+
+
+def compiled_versions(code: CodeType) -> int:
+    """How many there are that start with this code."""
+    if not is_loaded():
+        return 0
+    return len(_EVAL_FRAME._debug_get_cache_entry_list(code))
+
+
+def forget_wrapped_functions() -> None:
+    """Have modules and functions of torch's own that torch.compile was given compiled anew. They share the code of a
+    wrapper, so that what was made of one without hooks may run in place of another."""
+    if is_loaded():
+        code = sys.modules["torch._dynamo.external_utils"].wrap_inline(forget_wrapped_functions).__code__
+        if compiled_versions(code):
+            _EVAL_FRAME.reset_code(code)

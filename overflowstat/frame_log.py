@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from .frames import Frame
+from .measurement import Measurement
 from .policy import Policy, Rule
 from .row import NOTHING
 
@@ -86,6 +87,16 @@ class FrameLog(Protocol):
         """Keep a call of the module of this number, and read now what it shows.
 
         True if there is something to look at: `next` has a frame, or `take_captured` a call.
+        """
+        ...
+
+    def add(self, number: int, module: nn.Module, labels: Sequence[str], read: Measurement, calls: int) -> bool:
+        """Keep calls of the module of this number, so many in one, of which all but the weights was read elsewhere.
+
+        Args:
+            labels: of its lines, whose contents `read` has.
+
+        True as `call` is.
         """
         ...
 

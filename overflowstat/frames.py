@@ -43,6 +43,8 @@ class Frame:
     starts_batch: bool
     is_recompute: bool = False
     """In a backward: a forward that activation checkpointing runs once more. It is part of no batch."""
+    calls: int = 1
+    """Those that a compiled program has merged: each line holds the extremes of all of them."""
 
     @property
     def bad_lines(self) -> list[Line]:

@@ -14,6 +14,7 @@ __all__ = [
     "IN_COPIES",
     "NOT_SCRIPTED",
     "ForwardHook",
+    "Hook",
     "OptimizerHook",
     "Record",
     "RootEntryHook",
@@ -35,7 +36,7 @@ Record = Callable[[int, nn.Module, object, Kwargs, object], bool]
 """(number of a module, module, args, kwargs, output) -> whether there is something to look at"""
 
 
-class _Hook:
+class Hook:
     """A copy of a module, deep or pickled, takes the hooks along: there they do nothing, instead of dragging a copy of
     the monitor with them."""
 
@@ -47,7 +48,7 @@ class _Hook:
         raise AttributeError(NOT_SCRIPTED)
 
 
-class ForwardHook(_Hook):
+class ForwardHook(Hook):
     """After each forward of one module: record(number, module, args, kwargs, output), and look() if that is true.
 
     csrc/hook.cpp does the same.
@@ -73,7 +74,7 @@ class ForwardHook(_Hook):
             self._look()
 
 
-class RootHook(_Hook):
+class RootHook(Hook):
     """Calls callback(root, args, kwargs, output) after each forward of the root module."""
 
     def __init__(self, root: nn.Module, callback: Callable[[nn.Module, object, Kwargs, object], None]) -> None:
@@ -97,7 +98,7 @@ def refuse_replica(module: nn.Module) -> None:
         )
 
 
-class RootEntryHook(_Hook):
+class RootEntryHook(Hook):
     """Calls callback(args, kwargs) before each forward of the root module."""
 
     def __init__(self, root: nn.Module, callback: Callable[[tuple[object, ...], Kwargs], None]) -> None:

@@ -18,7 +18,7 @@ from .subnormal import is_mostly_subnormal
 from .tensor_state import TensorState
 from .torch_recorder import is_in_its_storage
 
-__all__ = ["Measurement", "Place", "measure", "measured_content", "tell_of_missing"]
+__all__ = ["GivenMeasurement", "Measurement", "Place", "measure", "measured_content", "tell_of_missing"]
 
 Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
@@ -123,6 +123,35 @@ class Measurement:
                 self._found[i] = row if isinstance(row, Row) else _not_read(row)
         if self._graph is None:
             self._readings.clear()
+
+
+class GivenMeasurement(Measurement):
+    """Of what was read elsewhere."""
+
+    def __init__(self, contents: Sequence[TensorStats | str]) -> None:
+        super().__init__(len(contents))
+        self._contents = contents
+
+    def tensor(self, position: int) -> Tensor | None:
+        return None
+
+    def state(self, position: int) -> TensorState | None:
+        return None
+
+    def non_finite(self, position: int) -> NonFinite:
+        content = self._contents[position]
+        return NOTHING if isinstance(content, str) or content.first_bad is None else content.non_finite
+
+    def content(self, position: int) -> TensorStats | str:
+        return self._contents[position]
+
+    def is_near(self, position: int, warn_at: float) -> bool:
+        content = self._contents[position]
+        return not isinstance(content, str) and is_near(content, warn_at)
+
+    def is_mostly_subnormal(self, position: int) -> bool:
+        content = self._contents[position]
+        return not isinstance(content, str) and bool(content.subnormal_count) and is_mostly_subnormal(content)
 
 
 class Place(NamedTuple):

@@ -18,6 +18,7 @@ from .agreement import make_agreement
 from .attachment import Attachment
 from .calls import StageCall, stage_call
 from .captured import CapturedBatch
+from .compiled.calls import CompiledCalls
 from .detections import Detection
 from .dynamo import not_compiled
 from .errors import AgreementError, BatchLimitReached, NonFiniteError, warn_user
@@ -274,6 +275,7 @@ class Monitor:
         self._gradients: GradientWatch | None = None
         if check_bool("gradients", gradients):
             self._gradients = GradientWatch(self, self._modules, recorder, policy, self._keep, self._lock)
+        self._compiled = CompiledCalls(self._modules, self._log, self._after_module, nested)
         self._attachment = Attachment(
             self._modules,
             self._log,
@@ -282,6 +284,7 @@ class Monitor:
             after_module=self._after_module,
             before_step=self._before_optimizer_step,
             after_step=self._after_optimizer_step if self._weights == "on_change" else None,
+            compiled=self._compiled,
             gradients=self._gradients,
         )
         self._trace_file = None if trace_file is None else TraceFile(trace_file)
@@ -526,6 +529,7 @@ class Monitor:
             else:
                 self._attachment.follow_changes()
                 self._configure_batch()
+                self._compiled.begin_batch()
             if self._check == "step":
                 self._settle(wait=True)
                 if self._gradients is not None:
@@ -552,6 +556,7 @@ class Monitor:
                 return
             if exception is not None and self._in_root.was_raised_in_one(exception):
                 if self._in_root.is_in_one:
+                    self._compiled.before_root(self.batch_number)
                     try:
                         self._explain(exception)
                     finally:
@@ -560,6 +565,7 @@ class Monitor:
                         self._forget_root_call()
                 return
             captured, traced, ended = None, self._is_traced, None
+            self._compiled.before_root(self.batch_number)
             calls_before = self._log.calls
             try:
                 self._log.call(0, root, args, kwargs, output)

@@ -76,6 +76,10 @@ class NativeFrameLog:
     def call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
         return bool(self._log.call(number, module, args, kwargs, output))
 
+    def add(self, number: int, module: nn.Module, labels: Sequence[str], read: Measurement, calls: int) -> bool:
+        named = [label.encode("utf-8", "backslashreplace").decode() for label in labels]
+        return bool(self._log.add(number, module, named, read, calls))
+
     def start_batch(self, number: int, keep_weights: bool) -> None:
         self._log.start_batch(number, keep_weights)
 
@@ -132,7 +136,7 @@ class NativeFrameLog:
         return Counters(**self._log.counters())
 
     def _frame(self, call: Any) -> Frame:
-        batch_number, i, starts_batch, is_recompute, lines = self._log.frame(call)
+        batch_number, i, starts_batch, is_recompute, calls, lines = self._log.frame(call)
         name, reference, class_name = self._names[i]
         module = reference()
         if module is not None:
@@ -141,7 +145,7 @@ class NativeFrameLog:
             Line(label, _content(content), is_judged, NonFinite(allowed) if allowed else NOTHING)
             for label, content, is_judged, allowed in lines
         )
-        return Frame(batch_number, name, class_name, contents, starts_batch, is_recompute)
+        return Frame(batch_number, name, class_name, contents, starts_batch, is_recompute, calls)
 
 
 def _code(rule: Rule) -> int:

@@ -61,6 +61,7 @@ class PendingFrame:
     """It is to be shown whatever it holds."""
     thread: int = 0
     """On which it ran."""
+    calls: int = 1
 
     def ready(self) -> bool:
         """Whether nothing else would wait."""
@@ -87,7 +88,9 @@ class PendingFrame:
     def frame(self) -> Frame:
         """Waits until all numbers are there; those of a CUDA graph are as its last replay left them."""
         lines = tuple(line.arrived() for line in self.lines)
-        return Frame(self.batch_number, self.module, self.class_name, lines, self.starts_batch, self.is_recompute)
+        return Frame(
+            self.batch_number, self.module, self.class_name, lines, self.starts_batch, self.is_recompute, self.calls
+        )
 
     def _places(self) -> list[Place]:
         return [line.content for line in self.lines if isinstance(line.content, Place)]

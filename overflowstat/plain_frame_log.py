@@ -59,6 +59,15 @@ class _Module:
         return capture.weights(module, self.weight_names, buffers)
 
 
+class _Shown(NamedTuple):
+    """A line to be, with what stands in it: a value, or a place where its numbers are already."""
+
+    label: str
+    value: object
+    is_weight: bool = False
+    is_judged: bool = True
+
+
 class PlainFrameLog:
     """`FrameLog` with any recorder.
 
@@ -128,12 +137,29 @@ class PlainFrameLog:
     def hook(self, number: int, module: nn.Module, look: Callable[[], None]) -> Callable[..., None]:
         return ForwardHook(number, module, self.call, look)
 
+    def add(self, number: int, module: nn.Module, labels: Sequence[str], read: Measurement, calls: int) -> bool:
+        with self._lock:
+            is_recompute = self._begin_call()
+            if not self._batch.is_watching:
+                return False
+            shown = [_Shown(label, Place(read, i)) for i, label in enumerate(labels)]
+            return self._keep_call(number, module, shown, is_recompute, calls)
+
     def call(self, number: int, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> bool:
         with self._lock:
-            is_recompute = is_in_backward()
-            if not is_recompute:
-                self._use_next_batch()
-            return self._batch.is_watching and self._call(number, module, args, kwargs, output, is_recompute)
+            is_recompute = self._begin_call()
+            if not self._batch.is_watching:
+                return False
+            found = (*capture.inputs(args, kwargs, self._nested), *capture.outputs(output, self._nested))
+            shown = [_Shown(label, value) for label, value in found]
+            return self._keep_call(number, module, shown, is_recompute, 1)
+
+    def _begin_call(self) -> bool:
+        """Gives whether it is a recompute."""
+        is_recompute = is_in_backward()
+        if not is_recompute:
+            self._use_next_batch()
+        return is_recompute
 
     def _use_next_batch(self) -> None:
         self._batch = self._next_batch
@@ -153,14 +179,8 @@ class PlainFrameLog:
             self._weights.clear()
             self._activations.clear()
 
-    def _call(
-        self,
-        number: int,
-        module: nn.Module,
-        args: object,
-        kwargs: Mapping[str, object],
-        output: object,
-        is_recompute: bool,
+    def _keep_call(
+        self, number: int, module: nn.Module, computed: Sequence["_Shown"], is_recompute: bool, calls: int
     ) -> bool:
         graph = self._recorder.capture()
         self._use_graph(graph)
@@ -168,27 +188,27 @@ class PlainFrameLog:
             self._read_weights(graph)
         lines: list[PendingLine] = []
         unread: dict[int, tuple[Tensor, list[int]]] = {}  # by the tensor's id, with the lines that show it
-        shown: list[tuple[str, object, bool, bool]] = [  # (label, value, whether it is a weight, whether it is judged)
-            (label, value, True, is_judged) for label, value, is_judged in self._shown_weights(number, module)
-        ]
-        for label, value in (*capture.inputs(args, kwargs, self._nested), *capture.outputs(output, self._nested)):
-            shown.append((label, value, False, True))
+        shown = [*self._shown_weights(number, module), *computed]
         if self._nested:
             shown = [
-                (part_label, part, is_weight, is_judged)
-                for label, value, is_weight, is_judged in shown
-                for part_label, part in capture.opened(label, value)
+                line._replace(label=label, value=part)
+                for line in shown
+                for label, part in capture.opened(line.label, line.value)
             ]
         rule_of = self._modules[number].rule
-        shown = [line for line in shown if rule_of(line[0]).is_shown]
-        computed = [value for _, value, is_weight, _ in shown if not is_weight and capture.is_tensor(value)]
+        shown = [line for line in shown if rule_of(line.label).is_shown]
+        values = [line.value for line in shown if not line.is_weight]
+        is_all_on_meta = all(is_on_meta(value) for value in values if capture.is_tensor(value))
+        has_memory = not is_all_on_meta or any(type(value) is Place for value in values)
         for label, value, is_weight, is_judged in shown:
             line = PendingLine(label, "", is_judged, rule_of(label).allowed)
-            if is_weight and value is None:
+            if type(value) is Place:  # and not isinstance, which objects answer as they like
+                line = line._replace(content=value)
+            elif is_weight and value is None:
                 line = line._replace(content=capture.NOT_VISIBLE)
             elif not capture.is_tensor(value):
                 line = line._replace(content=capture.stand_in(value))
-            elif is_weight and is_on_meta(value) and not all(map(is_on_meta, computed)):
+            elif is_weight and is_on_meta(value) and has_memory:
                 line = line._replace(content=OFFLOADED)
             elif (known := self._weights.find(value) if is_weight else self._find(value)) is not None:
                 line = line._replace(content=known.place)
@@ -214,28 +234,29 @@ class PlainFrameLog:
             is_recompute=is_recompute,
             is_told=self._batch.is_told,
             thread=threading.get_ident(),
+            calls=calls,
         )
         if graph is not None:
             self._captured.append((graph, call))
             return True
         self._has_calls = self._has_calls or not is_recompute
-        self._calls += 1
+        self._calls += calls
         self._queue.append(call)
         while self._queue and self._queue[0].ready() and not self._is_given(self._queue[0]):
             self._kept.append(self._queue.popleft())
         return bool(self._queue) and (self._batch.always_look or self._queue[0].ready() or call.is_known_bad())
 
-    def _shown_weights(self, number: int, module: nn.Module) -> Iterator[tuple[str, Tensor | None, bool]]:
-        """(label, weight, whether it is judged)"""
+    def _shown_weights(self, number: int, module: nn.Module) -> Iterator["_Shown"]:
         watched = self._modules[number]
         watched.was_called = True
         for label, weight in watched.weights(module, self._buffers):
-            yield label, weight, True
+            yield _Shown(label, weight, is_weight=True)
         for name, child_number in watched.children:
             child = self._modules[child_number]
             if not child.was_called and (child_module := child.reference()) is not None:
                 for label, weight in child.weights(child_module, self._buffers):
-                    yield f"{name}.{label}", weight, False  # it may be used nowhere
+                    # It may be used nowhere.
+                    yield _Shown(f"{name}.{label}", weight, is_weight=True, is_judged=False)
 
     def _find(self, value: object) -> Known | None:
         known = self._activations.find(value) if self._batch.reuse and capture.is_tensor(value) else None

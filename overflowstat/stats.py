@@ -56,6 +56,9 @@ class TensorStats:
             that they have fewer bits than it promises; of complex ones by the modulus, and the dtype of their parts. 0
             for dtypes without such numbers: integers, bool, float8_e8m0fnu.
         abs_min_nonzero: smallest magnitude over the elements that are neither 0 nor NaN; nan if there is none.
+        is_counted: False for what compiled code has read and is bad: it tells that there are elements of a kind, whose
+            count is then 1, and neither how many nor where: `first_bad` is (); `finite_abs_max` is nan, and where one
+            is NaN, so are `abs_min` and `abs_max`, and nothing is known of infinities.
     """
 
     abs_min: float | int
@@ -71,6 +74,7 @@ class TensorStats:
     zero_count: int | None = None
     subnormal_count: int | None = None
     abs_min_nonzero: float | int | None = None
+    is_counted: bool = True
 
     @classmethod
     def of(cls, row: Row, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> "TensorStats":

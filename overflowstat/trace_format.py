@@ -101,9 +101,10 @@ def frame_line(frame: Frame) -> str:
     lines = ",".join([_line(line) for line in frame.lines])
     starts_batch = ',"starts_batch":true' if frame.starts_batch else ""
     is_recompute = ',"recompute":true' if frame.is_recompute else ""
+    calls = f',"calls":{frame.calls}' if frame.calls > 1 else ""
     return (
         f'{{"type":"frame","batch":{frame.batch_number},"module":{quoted(frame.module)},'
-        f'"class":{quoted(frame.class_name)}{starts_batch}{is_recompute},"lines":[{lines}]}}\n'
+        f'"class":{quoted(frame.class_name)}{starts_batch}{is_recompute}{calls},"lines":[{lines}]}}\n'
     )
 
 
@@ -124,6 +125,7 @@ def _line(line: Line) -> str:
             counts = "".join(f',"{name}":{n}' for name in COUNTS if (n := getattr(content, name)))
             numbers += f',"finite_abs_max":{_number(content.finite_abs_max)}{counts}'
             numbers += f',"first_bad":{[*content.first_bad]}'
+            numbers += "" if content.is_counted else ',"counted":false'
     for name in DETAILS:
         if (value := getattr(content, name)) is not None:
             numbers += f',"{name}":{_number(value)}'
@@ -208,6 +210,7 @@ def read_frame(frame: Mapping[str, Any]) -> Frame:
         tuple([_read_line(line) for line in frame["lines"]]),
         frame.get("starts_batch", False),
         frame.get("recompute", False),
+        _of(int, frame.get("calls", 1)),
     )
 
 
@@ -241,6 +244,7 @@ def _read_stats(line: Mapping[str, Any]) -> TensorStats:
         zero_count=_of(int, line["zero_count"]) if "zero_count" in line else None,
         subnormal_count=_of(int, line["subnormal_count"]) if "subnormal_count" in line else None,
         abs_min_nonzero=_read_number(line["abs_min_nonzero"]) if "abs_min_nonzero" in line else None,
+        is_counted=_of(bool, line.get("counted", True)),
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Collection
 from torch import nn
 from torch.optim import Optimizer
 
-from .attachment import WATCH_COMPILED
 from .dynamo import has_compiled
 from .errors import warn_user
 from .modules import ModuleTree
@@ -63,7 +62,8 @@ class Unseen:
         which = "of" if self._modules.root in modules else "inside"
         warn_user(
             f"no call of a module {which} {type(self._modules.root).__name__} was seen: if torch.compile had compiled "
-            f"it before the monitor was attached, it runs without hooks; {WATCH_COMPILED}"
+            "a function that calls it before the monitor was attached, that runs without hooks; attach the monitor "
+            "first, or call torch.compiler.reset() after that to have it compiled anew, with hooks"
         )
 
     def tell_of_idle_root(self, calls: int) -> None:

@@ -1,5 +1,7 @@
 """Models that torch.compile compiles, before a monitor is attached or after: watched, or told that they are not."""
 
+import copy
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -10,7 +12,7 @@ from keeps import Keeps
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError
+from overflowstat import Monitor, NonFiniteError
 from overflowstat.errors import MonitorWarning
 from overflowstat.recorder import RecorderName
 
@@ -90,49 +92,8 @@ def test_none_of_our_own_code_is_compiled(recorder_name: RecorderName) -> None:
     assert 0 < counters["frames"]["total"] <= 2 * len(list(model.modules()))
 
 
-def test_a_compiled_part_that_ran_before_is_told_and_watched_after_a_reset(
-    recorder_name: RecorderName, sink: Keeps
-) -> None:
-    model = make()
-    model[0] = cast("nn.Module", torch.compile(model[0], backend=BACKEND))
-    model(X)
-    with pytest.warns(MonitorWarning, match=r"torch\.compile has made 0: what it has compiled already.*reset\(\)"):
-        Monitor(model, recorder=recorder_name, sinks=[sink])
-    torch.compiler.reset()
-    model(X)
-    assert sink.modules() == ["0", *EVERY_CALL]
-
-
-def test_a_compiled_model_that_ran_before_is_told_and_watched_after_a_reset(
-    recorder_name: RecorderName, sink: Keeps
-) -> None:
-    model = make()
-    run = cast("nn.Module", torch.compile(model, backend=BACKEND))
-    run(X)
-    with pytest.warns(MonitorWarning, match=r"torch\.compile has made the model itself: what it has compiled already"):
-        Monitor(run, recorder=recorder_name, sinks=[sink])
-    torch.compiler.reset()
-    run(X)
-    assert sink.modules() == [*EVERY_CALL, ""]
-
-
-@pytest.mark.parametrize("watch", [Monitor, DebugUnderflowOverflow])
-def test_a_model_whose_compiled_double_ran_before_is_told_when_nothing_was_seen(watch: Any) -> None:
-    """The monitor knows of the double only that no call comes."""
-    model = make()
-    run = compiled(model)
-    run(X)
-    monitor = watch(model)
-    run(X)
-    with pytest.warns(MonitorWarning, match=r"no call of a module of Sequential was seen: if torch\.compile"):
-        monitor.remove()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        monitor.remove()
-
-
 class Users(nn.Module):
-    """A class of one's own, whose hooks the compiled double calls as those of the model itself."""
+    """A class of one's own, of which Dynamo compiles the forward alone, where of torch's own it does all of a call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,17 +104,153 @@ class Users(nn.Module):
         return output
 
 
-@pytest.mark.parametrize("how", ["at an optimizer's step", "when it is removed"])
-def test_a_model_of_whose_compiled_double_only_the_root_is_seen_is_told(recorder_name: RecorderName, how: str) -> None:
+EVERY_CALL_OF_USERS = ["net.0", "net.1", "net.2", "net", ""]
+
+
+def test_a_compiled_part_that_ran_before_is_watched(recorder_name: RecorderName, sink: Keeps) -> None:
+    model = make()
+    model[0] = cast("nn.Module", torch.compile(model[0], backend=BACKEND))
+    model(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MonitorWarning)
+        Monitor(model, recorder=recorder_name, sinks=[sink])
+        model(X)
+    assert sink.modules() == ["0", *EVERY_CALL]
+
+
+def test_what_torch_compile_made_and_ran_before_is_watched(recorder_name: RecorderName, sink: Keeps) -> None:
+    run = cast("nn.Module", torch.compile(make(), backend=BACKEND))
+    run(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MonitorWarning)
+        Monitor(run, recorder=recorder_name, sinks=[sink])
+        run(X)
+    assert sink.modules() == [*EVERY_CALL, ""]
+
+
+@pytest.mark.parametrize("how", [compiled, in_place])
+@pytest.mark.parametrize(("make_model", "calls"), [(make, EVERY_CALL), (Users, EVERY_CALL_OF_USERS)])
+def test_a_model_that_ran_compiled_before_is_watched_from_the_first_batch_on(
+    recorder_name: RecorderName,
+    sink: Keeps,
+    how: Callable[[nn.Module], Callable[[Tensor], Tensor]],
+    make_model: Callable[[], nn.Module],
+    calls: list[str],
+) -> None:
+    model = make_model()
+    run = how(model)
+    run(X)
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    for _ in range(2):
+        run(X)
+        assert sink.modules() == calls
+
+
+@pytest.mark.parametrize("how", [compiled, in_place])
+@pytest.mark.parametrize(("make_model", "calls"), [(make, EVERY_CALL), (Users, EVERY_CALL_OF_USERS)])
+def test_a_model_is_watched_though_another_of_its_class_was_compiled_before(
+    recorder_name: RecorderName,
+    sink: Keeps,
+    how: Callable[[nn.Module], Callable[[Tensor], Tensor]],
+    make_model: Callable[[], nn.Module],
+    calls: list[str],
+) -> None:
+    how(make_model())(X)
+    model = make_model()
+    run = how(model)
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    run(X)
+    assert sink.modules() == calls
+
+
+def test_a_batch_that_ran_as_another_model_was_compiled_is_told_and_the_next_is_watched(
+    recorder_name: RecorderName, sink: Keeps
+) -> None:
+    model, teacher = Users(), Users()
+    run, run_teacher = compiled(model), compiled(teacher)
+    monitor = Monitor(model, recorder=recorder_name, sinks=[sink])
+    run(X)
+    assert sink.modules() == EVERY_CALL_OF_USERS
+    run_teacher(X)
+    with pytest.warns(MonitorWarning, match="batch 1 was not watched inside of the model itself"):
+        run(X)
+    assert sink.modules() == [""]
+    for _ in range(3):
+        run(X)
+        assert sink.modules() == EVERY_CALL_OF_USERS
+        run_teacher(X)
+    monitor.remove()
+
+
+def test_after_remove_it_runs_as_it_was_compiled_before(recorder_name: RecorderName, sink: Keeps) -> None:
     model = Users()
     run = compiled(model)
     run(X)
+    members = dict(vars(model))
+    monitor = Monitor(model, recorder=recorder_name, sinks=[sink])
+    run(X)
+    graphs = counters["stats"]["unique_graphs"]
+    monitor.remove()
+    sink.take()
+    run(X)
+    assert (sink.frames, counters["stats"]["unique_graphs"], vars(model)) == ([], graphs, members)
+
+
+def test_what_a_removed_monitor_had_compiled_does_not_run_any_more(recorder_name: RecorderName) -> None:
+    model = Users()
     monitor = Monitor(model, recorder=recorder_name, sinks=[])
-    run(X).sum().backward()  # type: ignore[no-untyped-call]
-    assert monitor.total_calls == 1, "the root alone"
-    end = torch.optim.SGD(model.parameters(), lr=0.1).step if how == "at an optimizer's step" else monitor.remove
-    with pytest.warns(MonitorWarning, match="no call of a module inside Users was seen: if torch.compile had"):
-        end()
+    run = compiled(model)
+    run(X)
+    hook: Any = next(iter(model.net[0]._forward_hooks.values()))
+    row = hook.row
+    monitor.remove()
+    before = row.clone()
+    run(X)
+    assert torch.equal(row, before)
+
+
+def test_disabled_and_enabled_it_needs_no_other_graph(recorder_name: RecorderName, sink: Keeps) -> None:
+    model = Users()
+    monitor = Monitor(model, recorder=recorder_name, sinks=[sink])
+    run = compiled(model)
+    run(X)
+    monitor.disable()
+    monitor.enable()
+    sink.take()
+    graphs = counters["stats"]["unique_graphs"]
+    run(X)
+    assert sink.modules() == EVERY_CALL_OF_USERS
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_model_with_code_of_its_own_is_not_watched_and_works(
+    recorder_name: RecorderName, sink: Keeps, copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = Users()
+    compiled(model)(X)
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    run = compiled(model)
+    run(X)
+    sink.take()
+    other = copied(model)
+    assert torch.equal(compiled(other)(X), model(X))
+    sink.take()
+    compiled(other)(X)
+    assert sink.frames == []
+    run(X)
+    assert sink.modules() == EVERY_CALL_OF_USERS
+
+
+def test_a_function_that_was_compiled_with_the_model_before_is_told_of(recorder_name: RecorderName) -> None:
+    """Its code is none of the model's, and no hook is ever called."""
+    model = make()
+    run = compiled(cast("nn.Module", lambda x: model(x)))
+    run(X)
+    monitor = Monitor(model, recorder=recorder_name, sinks=[])
+    run(X)
+    with pytest.warns(MonitorWarning, match=r"no call of a module of Sequential was seen: if torch\.compile"):
+        monitor.remove()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         monitor.remove()
@@ -175,7 +272,7 @@ def test_a_model_that_is_not_compiled_is_not_told_so_where_another_one_is(
 
 def test_it_is_told_at_the_first_optimizer_step_and_once(recorder_name: RecorderName, sink: Keeps) -> None:
     model = make()
-    run = compiled(model)
+    run = compiled(cast("nn.Module", lambda x: model(x)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step() -> None:
@@ -215,14 +312,6 @@ def test_a_graph_that_must_not_break_says_who_breaks_it(recorder_name: RecorderN
     torch.compiler.reset()
     run(X)
     assert monitor.batch_number == 0
-
-
-def test_a_layer_whose_graph_must_not_break_says_who_breaks_it(recorder_name: RecorderName) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
-    Monitor(model, recorder=recorder_name, sinks=[])
-    model[1].compile(backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match=r"(?i)overflowstat"):
-        model(torch.ones(1, 4))
 
 
 def test_a_detached_model_is_compiled_in_one_piece_again(recorder_name: RecorderName) -> None:

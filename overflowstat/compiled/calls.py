@@ -1,0 +1,177 @@
+"""The calls inside of what is compiled: collected from the rows that it leaves, and told to the log."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture import devices
+from ..dynamo import forget_wrapped_functions, not_compiled
+from ..errors import warn_user
+from ..frame_log import FrameLog
+from ..measurement import GivenMeasurement
+from ..modules import ModuleTree
+from ..recorder import is_capturing
+from ..stats import apart_from_the_run
+from ..wording import module_text
+from .hook import WatchedHook
+from .own_code import OwnCode
+from .row import empty_row
+from .sites import new_site, site
+
+__all__ = ["CompiledCalls"]
+
+
+class CompiledCalls:
+    """Of one monitor, in whose lock it is called.
+
+    Where a module is called that was not compiled itself, but has compiled ones in it, their calls are told before its
+    own, which is after them. Those that were called more than once by then are one frame, which says how often.
+
+    Args:
+        modules: those that are watched.
+        log: which is told of the calls.
+        look: called where it then has something to look at.
+        nested: see `Monitor`.
+    """
+
+    def __init__(self, modules: ModuleTree, log: FrameLog, look: Callable[[], None], nested: bool) -> None:
+        self._modules = modules
+        self._log = log
+        self._look = look
+        self._nested = nested
+        self._hooks: dict[int, tuple[nn.Module, str, WatchedHook]] = {}
+        self._inside: dict[int, list[int]] = {}  # numbers of the modules in one, as far as they were asked for
+        self._orders: dict[int, int] = {}  # of modules, those of their first site
+        self._own_code = OwnCode()
+        self._was_traced = False
+        self._seen: set[int] = set()  # in this batch
+        self._not_seen_inside: set[int] = set()
+        self._root_runs_as_it_was = False
+        self.may_have_run = False
+        """Whether anything is compiled with the hooks of these modules, or the code of one in whichever way."""
+
+    def hook(self, number: int, name: str, module: nn.Module, eager: Callable[..., None]) -> WatchedHook:
+        """For a module that has not been called yet. `eager` is its hook where it is not compiled."""
+        device = next(iter(sorted(devices(module), key=str)), None) or self._home() or torch.device("cpu")
+        hook = WatchedHook(number, eager, self, self._nested, device)
+        self._hooks[number] = module, name, hook
+        self._inside.clear()
+        return hook
+
+    def drop(self, number: int) -> None:
+        self._hooks.pop(number, None)
+        self._inside.clear()
+
+    def _home(self) -> torch.device | None:
+        """Where the model is; that of its first weight, where it is in several places."""
+        return next((device for module in self._modules.numbers for device in devices(module)), None)
+
+    def new_site(self, number: int, labels: Any, words: Any) -> int:
+        """Where a graph is made."""
+        self.may_have_run = self._was_traced = True
+        found = new_site(self._orders.get(number), labels, words)
+        self._orders.setdefault(number, found)
+        return found
+
+    def attached(self) -> None:
+        """To all modules; none is being called."""
+        self._own_code.give(self._modules.numbers)
+        forget_wrapped_functions()
+
+    def begin_batch(self) -> None:
+        """Before the root is called.
+
+        Cost: a microsecond a class, once anything was compiled in this process.
+        """
+        root = self._modules.root
+        had_own = self._own_code.has(root)
+        self.may_have_run = self._own_code.give(self._modules.numbers) or self._was_traced
+        # Which comes too late for the root: what it will run was looked up before its hooks were called.
+        self._root_runs_as_it_was = self._own_code.has(root) and not had_own
+        self._seen.clear()
+        self._not_seen_inside.clear()
+        if self._was_traced:
+            self._empty(list(self._hooks))
+
+    def before_root(self, batch_number: int) -> None:
+        """The root was called, of a batch of this number."""
+        self.collect(0)
+        missed = [(self._hooks[number][1], self._hooks[number][0]) for number in sorted(self._not_seen_inside)]
+        missed = [(name, module) for name, module in missed if self._own_code.give_to(module)]
+        if self._root_runs_as_it_was and not self._seen and self._numbers_inside(0):
+            missed.append(("", self._modules.root))
+        for name, module in missed:
+            warn_user(
+                f"batch {batch_number} was not watched inside of {module_text(name, type(module).__name__)}: "
+                "torch.compile had compiled that without hooks, and will compile it once more, with them"
+            )
+        self._not_seen_inside.clear()
+        self._root_runs_as_it_was = False
+        if self.may_have_run:
+            self._own_code.look(self._modules.numbers)
+
+    def detach(self) -> None:
+        """What was compiled with the hooks will not run any more."""
+        self._own_code.take_back()
+        self._hooks.clear()
+        self._inside.clear()
+
+    @not_compiled
+    def before_eager(self, number: int, callback: object) -> None:
+        """A module was called whose hooks are not compiled. `callback` is what `get_eval_frame_callback` gave there."""
+        if self.collect(number):
+            self._look()
+        inside = self._numbers_inside(number)
+        if inside and callable(callback) and self._seen.isdisjoint(inside):
+            self._not_seen_inside.add(number)
+        self._seen.add(number)
+
+    def _numbers_inside(self, number: int) -> list[int]:
+        if number not in self._inside:
+            around = self._modules.root if number not in self._hooks else self._hooks[number][0]
+            numbers = self._modules.numbers
+            inside = [numbers[module] for module in around.modules() if module is not around and module in numbers]
+            self._inside[number] = [i for i in inside if i in self._hooks]
+        return self._inside[number]
+
+    def collect(self, number: int) -> bool:
+        """Tell the log of the calls of what is in a module. Gives whether it has something to look at.
+
+        Cost: where anything is compiled, a few operations and a wait for the device of these modules.
+        """
+        inside = self._numbers_inside(number) if self._was_traced and not is_capturing() else []
+        called = []
+        for numbers in self._by_device(inside):
+            with apart_from_the_run(), torch.no_grad():
+                rows = torch.stack([self._hooks[i][2].row for i in numbers])
+                positions = rows[:, 0].nonzero().flatten().tolist()
+                if not positions:
+                    continue
+                found = rows[positions].tolist()
+            called += [(site(int(row[1])), numbers[i], row) for i, row in zip(positions, found, strict=True)]
+        if called:
+            self._empty([number for _, number, _ in called])
+        called.sort(key=lambda call: call[0].order)
+        has_something = False
+        for place, called_number, row in called:
+            module = self._hooks[called_number][0]
+            lines = place.lines(row)
+            measurement = GivenMeasurement([content for _, content in lines])
+            labels = [label for label, _ in lines]
+            has_something |= self._log.add(called_number, module, labels, measurement, int(row[0]))
+            self._seen.add(called_number)
+        return has_something
+
+    def _by_device(self, numbers: list[int]) -> list[list[int]]:
+        found: dict[torch.device, list[int]] = {}
+        for number in numbers:
+            found.setdefault(self._hooks[number][2].row.device, []).append(number)
+        return list(found.values())
+
+    def _empty(self, numbers: list[int]) -> None:
+        for of_device in self._by_device(numbers):
+            rows = [self._hooks[number][2].row for number in of_device]
+            with apart_from_the_run(), torch.no_grad():
+                torch._foreach_copy_(rows, [empty_row(rows[0].device)] * len(rows))

@@ -1,0 +1,62 @@
+"""The hook that torch.compile traces with the module that it is on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..dynamo import constant_where_traced, get_eval_frame_callback, traced_only
+from ..hooks import Hook
+from .operation import read_into
+from .row import empty_row
+from .walk import given
+
+if TYPE_CHECKING:
+    from .calls import CompiledCalls
+
+__all__ = ["WatchedHook"]
+
+
+class WatchedHook(Hook):
+    """After each forward of one module: in a graph reads what it was given and gave into `row`; elsewhere `eager` does
+    what there is to do.
+
+    Dynamo guards on the hooks of a module where there are any, and so on `row`: what it has compiled with a hook runs
+    with this hook or another of its kind, as on another layer, and nowhere else.
+
+    Args:
+        number: of the module.
+        compiled: told before `eager` is called, where anything is compiled: it may have left rows by then.
+        nested: see `Monitor`.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        eager: Callable[..., None],
+        compiled: "CompiledCalls",
+        nested: bool,
+        device: torch.device,
+    ) -> None:
+        self._number = number
+        self._eager = eager
+        self._compiled = compiled
+        self._nested = nested
+        self.row: Tensor = empty_row(device)
+
+    @traced_only
+    def __call__(self, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            if not torch.compiler.is_exporting():
+                labels, words, tensors = given(args, kwargs, output, self._nested)
+                read_into(tensors, self.row, self._site(tuple(labels), tuple(words)))
+        else:
+            if self._compiled.may_have_run:
+                self._compiled.before_eager(self._number, get_eval_frame_callback())
+            self._eager(module, args, kwargs, output)
+
+    # Runs as it is where a graph is made, so that nothing guards on the numbers, which another layer does not have.
+    @constant_where_traced
+    def _site(self, labels: Sequence[str], words: Sequence[str]) -> int:
+        return self._compiled.new_site(self._number, labels, words)

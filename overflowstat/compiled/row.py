@@ -1,0 +1,83 @@
+"""What a graph leaves of the calls of a module: a row of float64, and how it is read.
+
+    [0] calls since it was emptied; [1] the site of the last one; [2 ...] sizes that are not fixed in the graph;
+    [FIRST_TENSOR + 3 i ...] of tensor i the largest number, the negated smallest, the negated smallest magnitude
+
+All but the first few are maxima, so that calls are merged by one operation. A NaN in a tensor makes each of them NaN.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..row import NOTHING, NonFinite
+from ..stats import TensorStats
+
+__all__ = ["FIRST_TENSOR", "MAXIMA", "MOST_SIZES", "MOST_TENSORS", "ROW_LENGTH", "ReadTensor", "empty_row"]
+
+MAXIMA = 3
+MOST_TENSORS = 16
+"""Of a module call. The last of them stands for all that follow, too."""
+MOST_SIZES = 6
+"""That differ and are not fixed, of all its tensors. Those that follow are fixed."""
+FIRST_TENSOR = 2 + MOST_SIZES
+ROW_LENGTH = FIRST_TENSOR + MAXIMA * MOST_TENSORS
+
+
+def empty_row(device: torch.device | str = "cpu") -> Tensor:
+    row = torch.full((ROW_LENGTH,), -math.inf, dtype=torch.float64, device=device)
+    row[0] = 0
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTensor:
+    """A tensor as it was when the graph was made."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """A size that the graph does not fix is ~i, where i is its place among the sizes of the row."""
+
+    @property
+    def is_read(self) -> bool:
+        """One without elements has nothing to read."""
+        return 0 not in self.shape
+
+    def stats(self, numbers: Sequence[float], sizes: Sequence[int]) -> TensorStats:
+        """Of its three numbers in a row, and the sizes that are there."""
+        shape = tuple(size if size >= 0 else sizes[~size] for size in self.shape)
+        if not self.is_read:
+            return TensorStats(math.nan, math.nan, math.nan, 0, 0, 0, None, 0, self.dtype, shape)
+        largest, negated_smallest, negated_abs_min = numbers
+        kinds = _kinds(largest, -negated_smallest)
+        abs_min, abs_max = -negated_abs_min, max(largest, negated_smallest)
+        if math.isnan(largest):
+            abs_min = abs_max = math.nan
+        number = float if self.dtype.is_floating_point or self.dtype.is_complex else int
+        return TensorStats(
+            number(abs_min),
+            number(abs_max),
+            math.nan if kinds else number(abs_max),
+            int(NonFinite.NAN in kinds),
+            int(NonFinite.POSINF in kinds),
+            int(NonFinite.NEGINF in kinds),
+            () if kinds else None,
+            math.prod(shape),
+            self.dtype,
+            shape,
+            is_counted=not kinds,
+        )
+
+
+def _kinds(largest: float, smallest: float) -> NonFinite:
+    if math.isnan(largest):
+        return NonFinite.NAN
+    found = NOTHING
+    if largest == math.inf or smallest == math.inf:
+        found |= NonFinite.POSINF
+    if smallest == -math.inf or largest == -math.inf:
+        found |= NonFinite.NEGINF
+    return found

@@ -1,0 +1,83 @@
+"""The walk over what a hook is given, in a form that torch.compile can trace. capture.py tells what is seen."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import MAX_DEPTH
+
+__all__ = ["Found", "given"]
+
+PLAIN = (Tensor, nn.Parameter)
+
+Found = tuple[list[str], list[str], list[Tensor]]
+"""Labels; for each of them what it is that is no tensor, empty for a tensor; the tensors."""
+
+
+def given(args: object, kwargs: Mapping[str, object] | None, output: object, nested: bool) -> Found:
+    """All that a module was given and gave."""
+    found: Found = ([], [], [])
+    if not nested:
+        _open_tuples(args, "input", 1, found)
+        _open_tuples(output, "output", 2, found)
+        return found
+    for i, value in enumerate(args if isinstance(args, tuple) else ()):
+        _values(value, f"input[{i}]", found)
+    for name, value in (kwargs or {}).items():
+        _tensors(value, f"input[{name}]", 0, found)
+    _values(output, "output", found)
+    return found
+
+
+def _values(value: object, label: str, found: Found) -> None:
+    before = len(found[0])
+    _tensors(value, label, 0, found)
+    if len(found[0]) == before:
+        _add(value, label, found)
+
+
+def _add(value: object, label: str, found: Found) -> None:
+    labels, words, tensors = found
+    labels.append(label)
+    if isinstance(value, Tensor) and type(value) in PLAIN:
+        words.append("")
+        tensors.append(value)
+    elif isinstance(value, Tensor):
+        words.append(type(value).__name__)
+    else:
+        words.append("None" if value is None else "not a tensor")
+
+
+def _tensors(value: object, label: str, depth: int, found: Found) -> None:
+    if isinstance(value, Tensor):
+        _add(value, label, found)
+    elif depth == MAX_DEPTH:
+        return
+    elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        for name, item in zip(type(value)._fields, value, strict=False):  # type: ignore[attr-defined]
+            _tensors(item, f"{label}.{name}", depth + 1, found)
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            _tensors(item, f"{label}[{i}]", depth + 1, found)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            _tensors(item, f"{label}[{name}]", depth + 1, found)
+    elif isinstance(value, (nn.Module, type, torch.dtype, torch.device)):
+        return
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _tensors(getattr(value, field.name, None), f"{label}.{field.name}", depth + 1, found)
+    elif "Cache" in type(value).__name__ and isinstance(getattr(value, "layers", None), list):
+        for i, layer in enumerate(value.layers):  # type: ignore[attr-defined]
+            for name in ("keys", "values"):
+                _tensors(getattr(layer, name, None), f"{label}.layers[{i}].{name}", depth + 1, found)
+
+
+def _open_tuples(value: object, label: str, depth: int, found: Found) -> None:
+    if depth > 0 and isinstance(value, tuple):
+        for i, item in enumerate(value):
+            _open_tuples(item, f"{label}[{i}]", depth - 1, found)
+    else:
+        _add(value, label, found)

@@ -1,0 +1,32 @@
+"""What docs/compiled.md shows is what happens. It reads with the recorder that is built."""
+
+from pathlib import Path
+
+import pytest
+from documents import code
+from running import python, write
+
+FILE = "docs/compiled.md"
+
+
+def test_every_example_is_run_here() -> None:
+    assert len(code(FILE, "python")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_watched_in_part", [False, True])
+def test_the_example_names_the_module_unless_it_is_excluded(tmp_path: Path, is_watched_in_part: bool) -> None:
+    first, some_layers = code(FILE, "python")
+    if is_watched_in_part:
+        imports, watch = some_layers.rsplit("\n\n", 1)
+        first = imports + "\n" + first.replace("Monitor(model)", watch.strip())
+    write(tmp_path, "example.py", first)
+    ended = python(tmp_path, "example.py")
+    assert ended.status == 0, ended.errors
+    reported, _, module = ended.output.rstrip("\n").rpartition("\n")
+    if is_watched_in_part:
+        assert "first in the model itself (Sequential), output: " in reported
+        assert module == ""
+    else:
+        assert "inf in batch 0, first in 2 (Linear), " in reported
+        assert module == "2"

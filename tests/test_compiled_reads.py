@@ -1,0 +1,194 @@
+"""What a graph reads of a tensor, against the numbers that are in it."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from overflowstat.compiled.operation import read_into
+from overflowstat.compiled.row import FIRST_TENSOR, MOST_SIZES, MOST_TENSORS, empty_row
+from overflowstat.compiled.sites import new_site, site
+from overflowstat.row import NOTHING, NonFinite
+from overflowstat.stats import TensorStats
+
+NAN, INF = math.nan, math.inf
+
+EVERY = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2]
+
+
+def read(*tensors: Tensor, times: int = 1) -> list[tuple[str, TensorStats | str]]:
+    """(label, content) as the rows give it."""
+    number = new_site(None, [f"t{i}" for i in range(len(tensors))], [""] * len(tensors))
+    row = empty_row()
+    for _ in range(times):
+        read_into(tensors, row, number)
+    assert row[:2].tolist() == [times, number]
+    return site(number).lines(row.tolist())
+
+
+def stats(tensor: Tensor) -> TensorStats:
+    [(_, found)] = read(tensor)
+    assert isinstance(found, TensorStats)
+    return found
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+@pytest.mark.parametrize(
+    ("numbers", "abs_min", "abs_max"),
+    [
+        ([1.0, -2.0, 0.5], 0.5, 2.0),
+        ([-8.0, -4.0], 4.0, 8.0),
+        ([4.0], 4.0, 4.0),
+        ([0.0, -0.0], 0.0, 0.0),
+        ([0.0, 3.0, -3.0], 0.0, 3.0),
+    ],
+)
+def test_of_finite_numbers_the_magnitudes_are_exact(
+    dtype: torch.dtype, numbers: list[float], abs_min: float, abs_max: float
+) -> None:
+    found = stats(torch.tensor(numbers).to(dtype))
+    assert (found.abs_min, found.abs_max, found.finite_abs_max) == (abs_min, abs_max, abs_max)
+    assert (found.is_bad, found.first_bad, found.is_counted, found.dtype) == (False, None, True, dtype)
+    assert (found.shape, found.numel) == ((len(numbers),), len(numbers))
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+@pytest.mark.parametrize(
+    ("numbers", "kinds", "abs_min", "abs_max"),
+    [
+        ([1.0, INF, -2.0], NonFinite.POSINF, 1.0, INF),
+        ([1.0, -INF], NonFinite.NEGINF, 1.0, INF),
+        ([-INF, INF, 4.0], NonFinite.POSINF | NonFinite.NEGINF, 4.0, INF),
+        ([INF, INF], NonFinite.POSINF, INF, INF),
+        ([-INF], NonFinite.NEGINF, INF, INF),
+        ([1.0, NAN], NonFinite.NAN, NAN, NAN),
+        ([NAN, 1.0, 2.0], NonFinite.NAN, NAN, NAN),
+        ([NAN, INF], NonFinite.NAN, NAN, NAN),  # of infinities nothing is known then
+    ],
+)
+def test_the_kinds_of_bad_numbers_are_told_and_not_how_many(
+    dtype: torch.dtype, numbers: list[float], kinds: NonFinite, abs_min: float, abs_max: float
+) -> None:
+    found = stats(torch.tensor(numbers).to(dtype))
+    assert (found.non_finite, found.is_counted, found.first_bad) == (kinds, False, ())
+    assert [found.abs_min, found.abs_max] == pytest.approx([abs_min, abs_max], nan_ok=True)
+    assert math.isnan(found.finite_abs_max)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "abs_min", "abs_max"),
+    [
+        (torch.tensor([3, -7], dtype=torch.int8), 3, 7),
+        (torch.tensor([-5, 0], dtype=torch.int64), 0, 5),
+        (torch.tensor([200, 255], dtype=torch.uint8), 200, 255),
+        (torch.tensor([60000, 7], dtype=torch.uint16), 7, 60000),
+        (torch.tensor([2**31, 9], dtype=torch.uint32), 9, 2**31),
+        (torch.tensor([True, False]), 0, 1),
+        (torch.tensor([True]), 1, 1),
+    ],
+)
+def test_whole_numbers_are_whole(tensor: Tensor, abs_min: int, abs_max: int) -> None:
+    found = stats(tensor)
+    assert (found.abs_min, found.abs_max) == (abs_min, abs_max)
+    assert type(found.abs_max) is int and found.non_finite is NOTHING
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers_count_by_their_modulus(dtype: torch.dtype) -> None:
+    found = stats(torch.tensor([3 + 4j, -1j], dtype=dtype))
+    assert (found.abs_min, found.abs_max) == (1.0, 5.0)
+    assert stats(torch.tensor([complex(0, -INF), 1 + 0j], dtype=dtype)).non_finite is NonFinite.POSINF
+
+
+def test_what_has_no_elements_is_shown_as_that() -> None:
+    found = stats(torch.empty(0, 3))
+    assert (found.numel, found.shape, found.is_bad) == (0, (0, 3), False)
+    assert math.isnan(found.abs_max)
+
+
+def test_what_cannot_be_read_is_a_word_and_moves_no_other() -> None:
+    found = read(torch.tensor([1.0, 2.0]), torch.zeros(2, 2).to_sparse(), torch.tensor([4.0]))
+    assert [label for label, _ in found] == ["t0", "t1", "t2"]
+    assert found[1][1] == "sparse_coo"
+    assert isinstance(found[2][1], TensorStats) and found[2][1].abs_max == 4.0
+
+
+def test_calls_are_merged_with_their_extremes() -> None:
+    number, row = new_site(None, ["output"], [""]), empty_row()
+    for numbers in ([1.0, 8.0], [0.25, 2.0], [-3.0, 4.0]):
+        read_into([torch.tensor(numbers)], row, number)
+    [(_, found)] = site(number).lines(row.tolist())
+    assert isinstance(found, TensorStats)
+    assert (int(row[0]), found.abs_min, found.abs_max) == (3, 0.25, 8.0)
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, NAN])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_bad_call_among_others_stays_bad(bad: float, at: int) -> None:
+    number, row = new_site(None, ["output"], [""]), empty_row()
+    for i in range(3):
+        read_into([torch.tensor([1.0, bad if i == at else 2.0])], row, number)
+    [(_, found)] = site(number).lines(row.tolist())
+    assert isinstance(found, TensorStats) and found.is_bad
+
+
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_the_last_of_many_stands_for_those_that_are_left(more: int) -> None:
+    count = MOST_TENSORS + more
+    tensors = [torch.tensor([float(i + 1)]) for i in range(count)]
+    found = read(*tensors)
+    assert len(found) == MOST_TENSORS
+    label, last = found[-1]
+    assert label == (f"t{MOST_TENSORS - 1}, and {more} more" if more else f"t{MOST_TENSORS - 1}")
+    assert isinstance(last, TensorStats) and (last.abs_min, last.abs_max) == (MOST_TENSORS, count)
+    tensors[-1][0] = NAN
+    last = read(*tensors)[-1][1]
+    assert isinstance(last, TensorStats) and last.has_nan
+
+
+def test_what_is_unreadable_among_many_is_not_counted_with_them() -> None:
+    tensors = [torch.ones(1), torch.zeros(2, 2).to_sparse()] + [torch.ones(1)] * MOST_TENSORS
+    assert read(*tensors)[-1][0] == f"t{MOST_TENSORS}, and 1 more"
+
+
+def test_sizes_that_a_graph_does_not_fix_are_those_of_the_call() -> None:
+    number, row = new_site(None, ["a", "b"], ["", ""]), empty_row()
+
+    @torch.compile(backend="aot_eager", dynamic=True, fullgraph=True)
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        read_into([a, b], row, number)
+        return a.sum() + b.sum()
+
+    for rows, columns in ((2, 3), (5, 7), (4, 9)):
+        run(torch.ones(rows, columns), torch.ones(columns, 4, rows))
+        shapes = [found.shape for _, found in site(number).lines(row.tolist()) if isinstance(found, TensorStats)]
+        assert shapes == [(rows, columns), (columns, 4, rows)]
+
+
+def test_more_sizes_than_there_is_room_for_are_fixed_and_right() -> None:
+    count = MOST_SIZES + 2
+    number, row = new_site(None, [str(i) for i in range(count)], [""] * count), empty_row()
+
+    @torch.compile(backend="aot_eager", dynamic=True)
+    def run(*tensors: Tensor) -> Tensor:
+        read_into(tensors, row, number)
+        return tensors[0].sum()
+
+    for first in (2, 30):
+        run(*(torch.ones(first + i) for i in range(count)))
+        shapes = [found.shape for _, found in site(number).lines(row.tolist()) if isinstance(found, TensorStats)]
+        assert shapes == [(first + i,) for i in range(count)]
+
+
+def test_a_row_has_a_place_for_each_thing() -> None:
+    assert empty_row().tolist() == [0.0] + [-INF] * (FIRST_TENSOR - 1 + 3 * MOST_TENSORS)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_the_operation_is_one_that_compilers_may_take_at_its_word(requires_grad: bool) -> None:
+    a = torch.randn(3, 4, requires_grad=requires_grad)
+    number = new_site(None, ["a", "b"], ["", ""])
+    operation: Any = torch.ops.overflowstat.read_v1.default
+    torch.library.opcheck(operation, ([a, torch.ones(2, dtype=torch.int32)], empty_row(), number))
