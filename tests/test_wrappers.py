@@ -131,6 +131,14 @@ def test_stages_that_are_stepped_all_raise_after_the_batch(ranks: RankServer, re
     assert [each["batches"] for each in (first, last)] == [2, 2]
 
 
+@pytest.mark.parametrize("schedule", ["ScheduleGPipe", "Schedule1F1B"])
+def test_stages_whose_gradients_are_watched_do_not_wait_for_each_other(ranks: RankServer, schedule: str) -> None:
+    options = {"agree": 20, "batch_ends": "step", "gradients": True}
+    first, last = ranks.run(scenarios.stages, "native", True, options, schedule)
+    assert first["found"] == last["found"]
+    assert "nan in batch 1, first in block.up (Linear), weight: " in last["found"]
+
+
 def test_stages_that_would_wait_for_each_other_are_told(ranks: RankServer) -> None:
     first, _ = ranks.run(scenarios.stages, "native", True, {"agree": 20}, missing=1)
     assert first["found"].startswith("stages of a pipeline cannot agree after each forward")
@@ -145,3 +153,38 @@ def test_merged_batches_name_the_ranks_that_are_bad(ranks: RankServer, recorder_
         [0, module, "output", ranks_of, [2], "     nan      nan output  <- rank 2", 0.0, 64.0, 9, 1, 3, 1.0]
         for module in ("0", "")
     ]
+
+
+CALLS = [["Linear", "weight", [1.0]], ["Linear", "weight", [2.0]], ["Linear", "weight", [4.0]]]
+
+
+@pytest.mark.parametrize(
+    ("lack", "there"),
+    [
+        ("end", [True, True, False, False]),
+        ("beginning", [False, False, True, True]),
+        ("wrapper", [True, True, True, True, False]),
+        ("gradients", [True, True, True, True]),
+    ],
+)
+def test_calls_are_merged_with_the_same_calls_where_a_rank_lacks_some(
+    ranks: RankServer, lack: str, there: list[bool], recorder_name: RecorderName
+) -> None:
+    ended = ranks.run(scenarios.merge_unlike, recorder_name, lack)
+    assert ended[0] == ended[1]
+    frames = [frame for frame in ended[0] if not frame[1].startswith("grad ")]
+    roots = [["Thrice", "input[0]", [1.0]], ["DistributedDataParallel", "input[0]", [1.0]]]
+    assert [[*frame[:2], frame[3]] for frame in frames] == [*CALLS, *roots][: len(there)]
+    assert [frame[2] for frame in frames] == [[0, 1] if both else [0] for both in there]
+
+
+@pytest.mark.parametrize("lack", ["gradients", "gradients of weights"])
+def test_gradients_are_not_merged_with_what_they_are_not_of(
+    ranks: RankServer, lack: str, recorder_name: RecorderName
+) -> None:
+    ended = ranks.run(scenarios.merge_unlike, recorder_name, lack)
+    found = [frame[1:3] for frame in ended[0] if frame[1].startswith("grad ")]
+    assert [label for label, _ in found] == ["grad output"] * 3 + ["grad weight"]
+    assert [ranks_of for label, ranks_of in found if label == "grad weight"] == [[0]]
+    of_others = [ranks_of for label, ranks_of in found if label != "grad weight"]
+    assert of_others == [[0] if lack == "gradients" else [0, 1]] * 3
