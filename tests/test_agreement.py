@@ -158,6 +158,17 @@ def test_without_a_group_it_is_told_what_is_missing(ranks: RankServer, what: str
     assert [(each["error"], each["text"]) for each in ended] == [("AgreementError", text)] * 2
 
 
+def test_ranks_that_have_formed_their_group_anew_meet_by_that(ranks: RankServer) -> None:
+    ended = ranks.run(scenarios.form_anew, True)
+    assert [(each["error"], each["batch"], each["rank"]) for each in ended] == [("NonFiniteError", 2, 1)] * 2
+
+
+def test_a_group_that_was_given_and_is_gone_is_told(ranks: RankServer) -> None:
+    ended = ranks.run(scenarios.form_anew, False)
+    assert [each["error"] for each in ended] == ["AgreementError", "NonFiniteError"]  # which it has found itself
+    assert ended[0]["text"] == "the process group of `group=` was destroyed: make a new monitor"
+
+
 def test_a_store_that_is_gone_is_told(ranks: RankServer) -> None:
     ended = ranks.run(scenarios.end_by_the_end_of_the_store, missing=1, group=False)
     assert ended[0]["error"] == "AgreementError"
