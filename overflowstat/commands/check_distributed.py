@@ -83,7 +83,8 @@ within a time limit. Each prints one line; if something hangs, which ranks are m
 examples:
   torchrun --nproc_per_node 2 -m overflowstat check-distributed
   python -m torch.distributed.run --nproc_per_node 2 -m overflowstat check-distributed --backend gloo
-  torchrun --nnodes 2 --nproc_per_node 8 --rdzv_endpoint HOST:29500 -m overflowstat check-distributed   on each node
+  torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:29500 \\
+    -m overflowstat check-distributed   on each node, of which HOST is one
 
 exit status: 0 all is well, 1 something is missing, silent or wrong, 2 arguments or the environment make no sense""",
     add_arguments=add_arguments,
