@@ -36,7 +36,7 @@ def run(chosen: argparse.Namespace) -> int:
     import torch
     import torch.distributed as dist
 
-    from ..communication import CommunicationError, Launch, check_communication, versions
+    from ..communication import CommunicationError, Launch, check_communication
 
     try:
         launch = Launch.of(os.environ)
@@ -53,11 +53,18 @@ def run(chosen: argparse.Namespace) -> int:
     except CommunicationError as error:
         name = f"{os.uname().nodename}-{launch.local_rank}"
         _tell(f"[{name}] FAILED (global rank: {launch.rank}/{launch.size}): {on_one_line(str(error))}\n{WHAT_TO_SET}")
+        _tell_versions(launch.rank, backend)
         _leave(1)
     _tell(f"[{me.name}] is OK (global rank: {launch.rank}/{launch.size})\n")
-    if launch.rank == 0:
-        _tell(f"{versions(backend)}\n")
+    _tell_versions(launch.rank, backend)
     return 0
+
+
+def _tell_versions(rank: int, backend: str) -> None:
+    from ..communication import versions
+
+    if rank == 0:
+        _tell(f"{versions(backend)}\n")
 
 
 def _tell(text: str) -> None:
