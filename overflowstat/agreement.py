@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,8 @@ class Agreement:
         self._group = group
         self._timeout = timeout
         self._meetings: Meetings | None = None
-        self._formed: dist.ProcessGroup | None = None  # the default group by which they are
+        self._formed: weakref.ref[dist.ProcessGroup] | None = None
+        """The default group by which they are, whose threads and connections end when nobody keeps it."""
         self._found: tuple[Position, NonFiniteError] | None = None
         self._gradients_follow = False
 
@@ -140,18 +142,18 @@ class Agreement:
                 raise AgreementError("agree=True needs a process group: call init_process_group() before the model")
             return None
         formed = dist.group.WORLD
-        if formed is not self._formed:  # or formed anew, maybe by another store
+        assert formed is not None
+        if self._formed is None or self._formed() is not formed:  # formed anew, maybe by another store
             try:
                 self._meetings = self._connect(self._group or formed)
             except ValueError as error:  # of torch, which does not know the group any more
                 raise AgreementError("the process group of `group=` was destroyed: make a new monitor") from error
-            self._formed = formed
+            self._formed = weakref.ref(formed)
         return self._meetings
 
-    def _connect(self, group: dist.ProcessGroup | None) -> Meetings | None:
+    def _connect(self, group: dist.ProcessGroup) -> Meetings | None:
         if dist.get_world_size(group) == 1:
             return None
-        assert group is not None
         from .meetings import Meetings  # there are builds of torch without its stores
 
         return Meetings(group, self._timeout, _first)
