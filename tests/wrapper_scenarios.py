@@ -92,7 +92,8 @@ def in_tensor_parallel(model: nn.Module) -> nn.Module:
 
 def in_zero3(model: nn.Module) -> nn.Module:
     """As DeepSpeed's stage 3 leaves parameters: without elements, with this rank's part in `ds_tensor`, and gathered by
-    hooks around the forward of the module that has them."""
+    hooks around the forward of the module that has them. Parts are as large as each other; what is added to the last
+    ones is memory that nobody has written to, here NaN."""
 
     def gather(module: nn.Module, *_: object) -> None:
         for weight in module.parameters(recurse=False):
@@ -108,9 +109,13 @@ def in_zero3(model: nn.Module) -> nn.Module:
     for module in model.modules():
         for weight in module.parameters(recurse=False):
             size = -(-weight.numel() // dist.get_world_size())
-            padded = torch.cat([weight.detach().flatten(), torch.zeros(size * dist.get_world_size() - weight.numel())])
+            added = size * dist.get_world_size() - weight.numel()
+            padded = torch.cat([weight.detach().flatten(), torch.full((added,), NAN)])
             weight.ds_shape = weight.shape  # type: ignore[attr-defined]
+            weight.ds_numel = weight.numel()  # type: ignore[attr-defined]
+            weight.ds_process_group = dist.group.WORLD  # type: ignore[attr-defined]
             weight.ds_tensor = padded[rank() * size : (rank() + 1) * size].clone()  # type: ignore[attr-defined]
+            weight.ds_tensor.ds_numel = size  # type: ignore[attr-defined]
         module.register_forward_pre_hook(gather)
         module.register_forward_hook(release)
         release(module)
