@@ -47,7 +47,8 @@ def start(folder: Path, command: str, **environment: str) -> subprocess.Popen[st
     return subprocess.Popen(
         ["bash", "-c", command],
         cwd=folder,
-        env={**os.environ, **ENVIRONMENT, "PATH": path, **environment},
+        # The port that torchrun takes where none is told, which another run may have.
+        env={**os.environ, **ENVIRONMENT, "PATH": path, "PET_MASTER_PORT": str(free_port()), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
