@@ -201,7 +201,8 @@ inline pybind11::object held_here(PyObject* value) {
   if (is_of_python(tensor) || tensor.numel() != 0) return weight;
   auto found = pybind11::reinterpret_steal<pybind11::object>(PyObject_GetAttr(value, part));
   if (!found) PyErr_Clear();
-  return found && is_tensor(found.ptr()) ? found : weight;
+  if (!found || !is_tensor(found.ptr())) return weight;
+  return pybind11::module_::import("overflowstat.capture").attr("without_padding")(weight, found);
 }
 
 // The same for the weights of a module, each once and its children's not among them: visit(name, value), where the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ class Agreement:
         self._group = group
         self._timeout = timeout
         self._meetings: Meetings | None = None
+        self._formed: weakref.ref[dist.ProcessGroup] | None = None
+        """The default group by which they are, whose threads and connections end when nobody keeps it."""
         self._found: tuple[Position, NonFiniteError] | None = None
         self._gradients_follow = False
 
@@ -138,13 +141,22 @@ class Agreement:
             if rank_and_world_size()[1] > 1:
                 raise AgreementError("agree=True needs a process group: call init_process_group() before the model")
             return None
-        if self._meetings is None and dist.get_world_size(self._group) > 1:
-            group = self._group or dist.group.WORLD
-            assert group is not None
-            from .meetings import Meetings  # there are builds of torch without its stores
-
-            self._meetings = Meetings(group, self._timeout, _first)
+        formed = dist.group.WORLD
+        assert formed is not None
+        if self._formed is None or self._formed() is not formed:  # formed anew, maybe by another store
+            try:
+                self._meetings = self._connect(self._group or formed)
+            except ValueError as error:  # of torch, which does not know the group any more
+                raise AgreementError("the process group of `group=` was destroyed: make a new monitor") from error
+            self._formed = weakref.ref(formed)
         return self._meetings
+
+    def _connect(self, group: dist.ProcessGroup) -> Meetings | None:
+        if dist.get_world_size(group) == 1:
+            return None
+        from .meetings import Meetings  # there are builds of torch without its stores
+
+        return Meetings(group, self._timeout, _first)
 
 
 def make_agreement(model: nn.Module, agree: object, group: object) -> Agreement | None:

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any, TypeGuard, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree
 
@@ -29,6 +30,7 @@ __all__ = [
     "stand_in",
     "weight_names",
     "weights",
+    "without_padding",
 ]
 
 # Of one input or output. What lies beyond is a line that says so.
@@ -41,6 +43,7 @@ EMPTY_HERE = "empty here"
 NOT_VISIBLE = "not visible"
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_OWN = "overflowstat_own_numbers"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -99,7 +102,30 @@ def _held_here(weight: Any) -> Any:
         if weight.numel() != 0:
             return weight
     part = weight.__dict__.get("ds_tensor")
-    return part if is_tensor(part) else weight
+    return without_padding(weight, part) if is_tensor(part) else weight
+
+
+def without_padding(weight: Tensor, part: Tensor) -> Tensor:
+    """Of a part in ZeRO-3 what is of the weight. All parts are of one size, and what that adds nobody has written to.
+
+    The part keeps what is given, so that it is the same tensor each time. One that is away, on a disk, is left out.
+    """
+    whole, size = (held.__dict__.get("ds_numel") for held in (weight, part))
+    if not (isinstance(whole, int) and isinstance(size, int) and dist.is_available() and dist.is_initialized()):
+        return part
+    here = min(max(0, whole - size * dist.get_rank(weight.__dict__.get("ds_process_group"))), size)
+    if part.numel() != size:
+        return weight
+    if here == size:
+        return part
+    known = part.__dict__.get(_OWN)
+    if known is None or known.numel() != here or _address(known) != _address(part):
+        known = part.__dict__[_OWN] = part.detach().view(-1)[:here]
+    return cast(Tensor, known)
+
+
+def _address(tensor: Tensor) -> tuple[int, int]:
+    return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())  # an empty one has none of its own
 
 
 def _replacement(module: nn.Module, name: str) -> list[tuple[str, Any]]:

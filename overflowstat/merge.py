@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +14,13 @@ from .frames import Frame, Line
 from .ranks import rank_and_world_size
 from .report import stats_line
 from .stats import TensorStats
+from .terminal import on_one_line, printable
 from .wording import module_text
 
 __all__ = ["MergedFrame", "MergedLine", "merge_frames"]
+
+_Place = tuple[int, str, str, bool, str]
+"""Batch, module, its class, whether it is a recompute, and of gradients what they are of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,12 @@ class MergedFrame:
     module: str
     class_name: str
     lines: tuple[MergedLine, ...]
+    is_recompute: bool = False
+    """As that of `Frame`."""
 
     def __str__(self) -> str:
-        return "\n".join([f"{'':17} {module_text(self.module, self.class_name)}", *map(str, self.lines)])
+        heading = on_one_line(module_text(self.module, self.class_name)) + " (recomputed)" * self.is_recompute
+        return printable("\n".join([f"{'':17} {heading}", *map(str, self.lines)]))
 
 
 def merge_frames(frames: Sequence[Frame], group: dist.ProcessGroup | None) -> list[MergedFrame]:
@@ -60,18 +69,37 @@ def merge_frames(frames: Sequence[Frame], group: dist.ProcessGroup | None) -> li
         gathered: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(gathered, of_ranks[0], group=group)
         of_ranks = gathered
-    found: dict[tuple[int, str, bool, int], list[tuple[int, Frame]]] = {}
+    found: dict[tuple[_Place, int], list[tuple[int, Frame]]] = {}
+    cut = {number for _, theirs in of_ranks for number in _cut(theirs)}
     for rank, theirs in of_ranks:
-        calls: dict[tuple[int, str, bool], int] = {}
-        # From the last one on: of the first batch that is kept, a rank may have kept the end.
-        keyed = []
-        for frame in reversed(theirs):
-            place = frame.batch_number, frame.module, frame.is_recompute
-            calls[place] = calls.get(place, 0) + 1
-            keyed.append(((*place, calls[place]), frame))
-        for key, frame in reversed(keyed):
+        for key, frame in _numbered(theirs, cut):
             found.setdefault(key, []).append((rank, frame))
     return [_merged_frame(same) for same in found.values()]
+
+
+def _cut(frames: Sequence[Frame]) -> set[int]:
+    """Batches of which the beginning is not there."""
+    return {frame.batch_number for frame in frames} - {frame.batch_number for frame in frames if frame.starts_batch}
+
+
+def _numbered(frames: Sequence[Frame], cut: set[int]) -> Iterator[tuple[tuple[_Place, int], Frame]]:
+    """Each with the number of the call: from the first one on, since a rank that raised has no more; but from the last
+    one on in a batch of which some rank has only the end."""
+    all_calls = Counter(map(_place, frames))
+    calls: Counter[_Place] = Counter()
+    for frame in frames:
+        place = _place(frame)
+        yield (place, calls[place] - all_calls[place] * (frame.batch_number in cut)), frame
+        calls[place] += 1
+
+
+def _place(frame: Frame) -> _Place:
+    """A wrapper has the name of what it wraps. Gradients of weights are a frame of their own, which a rank may lack."""
+    of = ""
+    if frame.is_backward:
+        of = re.split(r"[\[.]", frame.lines[0].label.removeprefix("grad "))[0]
+        of = of if of in ("output", "input") else "weights"
+    return frame.batch_number, frame.module, frame.class_name, frame.is_recompute, of
 
 
 def _merged_frame(same: Sequence[tuple[int, Frame]]) -> MergedFrame:
@@ -80,9 +108,8 @@ def _merged_frame(same: Sequence[tuple[int, Frame]]) -> MergedFrame:
         for line in frame.lines:
             lines.setdefault(line.label, []).append((rank, line))
     first = same[0][1]
-    return MergedFrame(
-        first.batch_number, first.module, first.class_name, tuple(_merged_line(each) for each in lines.values())
-    )
+    merged = tuple(_merged_line(each) for each in lines.values())
+    return MergedFrame(first.batch_number, first.module, first.class_name, merged, first.is_recompute)
 
 
 def _merged_line(same: Sequence[tuple[int, Line]]) -> MergedLine:

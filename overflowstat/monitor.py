@@ -138,9 +138,10 @@ class Monitor:
         max_reports: how many reports go to the sinks at most; None for all.
         agree: where several ranks run, have all of them raise at the end of the same batch, what was found first in the
             order of execution, so that none waits for one that has raised; each must run as many batches. No collective
-            is issued: the ranks meet at the store by which they found each other, once a batch that is watched (twice
-            with `gradients`), for less than a millisecond beyond the wait for the last one. A number is how many
-            seconds that may take; True is 600. Needs `check="batch"` and `on_detect="raise"`.
+            is issued: the ranks meet at the store by which they found each other, once a batch that is watched (with
+            `gradients` also before the next forward, unless `step()` ends batches), for less than a millisecond beyond
+            the wait for the last one. A number is how many seconds that may take; True is 600. Needs `check="batch"`
+            and `on_detect="raise"`.
         group: the ranks that agree, or are merged; None for all. Those of a report are those of the default group.
         verdict: say of a detection which module made the numbers, and why, in the report, the exception and its
             attribute `verdict`.
@@ -623,7 +624,10 @@ class Monitor:
         while (frame := self._log.next(wait)) is not None:
             self._judge.frame(frame)
         if self._agreement is not None and ended is not None and ended % self._every_n == 0:
-            self._agreement.end_batch(gradients_follow=self._gradients is not None)
+            # Where step() ends batches it comes after the backward; and the next forward of a pipeline's stage is what
+            # another stage waits for.
+            follow = self._gradients is not None and self._forward_ends_batch
+            self._agreement.end_batch(gradients_follow=follow)
         self._stop_after_last_batch()
 
     def _settle_replays(self) -> None:

@@ -164,6 +164,26 @@ def end_by(what: str) -> dict[str, Any]:
     return told(None)
 
 
+def form_anew(of_all: bool, file: str) -> dict[str, Any]:
+    """Two batches with a group, and one with another one, in which the second rank's numbers are bad.
+
+    Args:
+        file: by which the ranks find each other then. At the port they may still find the store that ends.
+    """
+    model = Net()
+    Monitor(model, sinks=[], agree=20, group=None if of_all else dist.new_group([0, 1]))
+    for _ in range(2):
+        model(torch.ones(2, 4))
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank(), world_size=2)
+    try:
+        model(torch.full((2, 4), NAN if rank() == 1 else 1.0))
+    except Exception as error:
+        return told(error)
+    return told(None)
+
+
 def end_by_the_end_of_the_store() -> dict[str, Any]:
     """The last rank keeps it here, and dies."""
     store = TCPStore("localhost", int(os.environ["MASTER_PORT"]), is_master=rank() == 1)

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +157,17 @@ def test_a_rank_that_found_something_raises_it_though_the_others_do_not_come(ran
 def test_without_a_group_it_is_told_what_is_missing(ranks: RankServer, what: str, group: bool, text: str) -> None:
     ended = ranks.run(scenarios.end_by, what, group=group)
     assert [(each["error"], each["text"]) for each in ended] == [("AgreementError", text)] * 2
+
+
+def test_ranks_that_have_formed_their_group_anew_meet_by_that(ranks: RankServer, tmp_path: Path) -> None:
+    ended = ranks.run(scenarios.form_anew, True, str(tmp_path / "store"))
+    assert [(each["error"], each["batch"], each["rank"]) for each in ended] == [("NonFiniteError", 2, 1)] * 2
+
+
+def test_a_group_that_was_given_and_is_gone_is_told(ranks: RankServer, tmp_path: Path) -> None:
+    ended = ranks.run(scenarios.form_anew, False, str(tmp_path / "store"))
+    assert [each["error"] for each in ended] == ["AgreementError", "NonFiniteError"]  # which it has found itself
+    assert ended[0]["text"] == "the process group of `group=` was destroyed: make a new monitor"
 
 
 def test_a_store_that_is_gone_is_told(ranks: RankServer) -> None:

@@ -23,6 +23,7 @@ from overflowstat.presence import Member, Presence, connect
 HOST = socket.gethostname()
 LONG = 120.0  # seconds, after which a test has hung
 TIMEOUT = "6"
+VERSIONS = f"torch {torch.__version__}{f', CUDA {torch.version.cuda}' if torch.version.cuda else ''}, gloo"
 NO_STORE = "; the store of all, which rank 0 or its launcher keeps, does not answer"
 
 # A rank, which starts when it is told to, since importing torch may take one of them longer than a stage may; something
@@ -84,6 +85,7 @@ class Ranks:
         out, err = self.processes[rank].communicate(timeout=LONG)
         lines = [line for line in out.splitlines() if line.startswith("[")]
         assert len(lines) == 1, out + err
+        assert out.endswith(f"\n{VERSIONS}\n") == (rank == 0), out
         return self.processes[rank].returncode, lines[0]
 
     def kill(self) -> None:
@@ -105,8 +107,7 @@ def test_all_ranks_are_ok_and_the_first_tells_the_versions(ranks: Ranks) -> None
     ranks.add(1)
     ranks.start()
     out, err = ranks.processes[0].communicate(timeout=LONG)
-    cuda = "" if torch.version.cuda is None else f", CUDA {torch.version.cuda}"
-    assert out == f"[{HOST}-0] is OK (global rank: 0/2)\ntorch {torch.__version__}{cuda}, gloo\n", err
+    assert out == f"[{HOST}-0] is OK (global rank: 0/2)\n{VERSIONS}\n", err
     assert ranks.ended(1) == (0, f"[{HOST}-1] is OK (global rank: 1/2)")
     assert ranks.processes[0].returncode == 0
 

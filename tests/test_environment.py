@@ -27,6 +27,7 @@ from overflowstat.environment.problems import find_problems
 from overflowstat.environment.toolkits import version_in_files
 
 AGAIN = native.mend_command()
+INSTALL = f"conda install -c nvidia cuda-toolkit=13.0 && export CUDA_HOME=$CONDA_PREFIX && {AGAIN}"
 
 
 @pytest.fixture
@@ -71,6 +72,12 @@ def of_another_major_alone(machine: Machine, manager: str) -> None:
     (machine.bin / "apt-get").rename(machine.bin / manager)
 
 
+def without_a_part(machine: Machine, part: str, other: str = "") -> None:
+    (machine.root / "usr/local/cuda-13.0" / part).unlink()
+    if other:
+        machine.toolkit(other)
+
+
 def nvcc_of_another_on_path(machine: Machine) -> None:
     machine.variables["PATH"] = f"{machine.toolkit('13.2')}/bin:{machine.bin}"
 
@@ -91,8 +98,8 @@ def no_compiler(machine: Machine) -> None:
     (machine.bin / "g++").unlink()
 
 
-def cxx_that_is_not_there(machine: Machine) -> None:
-    machine.variables["CXX"] = "g++-99"
+def cxx_that_is_not_there(machine: Machine, value: str = "g++-99") -> None:
+    machine.variables["CXX"] = value
 
 
 def no_ninja(machine: Machine) -> None:
@@ -146,17 +153,32 @@ FAULTS: dict[str, tuple[Callable[[Machine], None], str, str]] = {
     "a toolkit of another major version, Debian": (
         lambda machine: of_another_major_alone(machine, "apt-get"),
         "the CUDA toolkit in {}/usr/local/cuda-12.4 is 12.4 and torch's CUDA is 13.0",
-        f"sudo apt-get install cuda-toolkit-13-0 && {AGAIN}",
+        f"sudo apt-get install cuda-toolkit-13-0 && export CUDA_HOME=/usr/local/cuda-13.0 && {AGAIN}",
     ),
     "a toolkit of another major version, Red Hat": (
         lambda machine: of_another_major_alone(machine, "dnf"),
         "the CUDA toolkit in {}/usr/local/cuda-12.4 is 12.4 and torch's CUDA is 13.0",
-        f"sudo dnf install cuda-toolkit-13-0 && {AGAIN}",
+        f"sudo dnf install cuda-toolkit-13-0 && export CUDA_HOME=/usr/local/cuda-13.0 && {AGAIN}",
     ),
     "a toolkit of another major version, conda": (
         lambda machine: of_another_major_alone(machine, "conda"),
         "the CUDA toolkit in {}/usr/local/cuda-12.4 is 12.4 and torch's CUDA is 13.0",
-        f"conda install -c nvidia cuda-toolkit=13.0 && {AGAIN}",
+        INSTALL,
+    ),
+    "a toolkit without its library": (
+        lambda machine: without_a_part(machine, "lib64/libcudart_static.a"),
+        "CUDA_HOME={}/usr/local/cuda-13.0 has no libcudart_static.a",
+        f"sudo apt-get install cuda-toolkit-13-0 && export CUDA_HOME=/usr/local/cuda-13.0 && {AGAIN}",
+    ),
+    "a toolkit without its headers, and a whole one": (
+        lambda machine: without_a_part(machine, "include/cuda_runtime_api.h", other="13.2"),
+        "CUDA_HOME={}/usr/local/cuda-13.0 has no include/cuda_runtime_api.h",
+        f"export CUDA_HOME={{}}/usr/local/cuda-13.2 PATH={{}}/usr/local/cuda-13.2/bin:$PATH && {AGAIN}",
+    ),
+    "a toolkit without its compiler, and one of another major version": (
+        lambda machine: without_a_part(machine, "bin/nvcc", other="12.4"),
+        "CUDA_HOME={}/usr/local/cuda-13.0 has no bin/nvcc",
+        f"sudo apt-get install cuda-toolkit-13-0 && export CUDA_HOME=/usr/local/cuda-13.0 && {AGAIN}",
     ),
     "several toolkits, of which PATH has another": (
         nvcc_of_another_on_path,
@@ -188,6 +210,11 @@ FAULTS: dict[str, tuple[Callable[[Machine], None], str, str]] = {
     ),
     "no compiler": (no_compiler, "there is no C++ compiler", f"sudo apt-get install g++ && {AGAIN}"),
     "CXX": (cxx_that_is_not_there, "CXX=g++-99 is not there", f"unset CXX && {AGAIN}"),
+    "CXX that no shell would take": (
+        lambda machine: cxx_that_is_not_there(machine, 'g++ "-O2'),
+        'CXX=g++ "-O2 is not there',
+        f"unset CXX && {AGAIN}",
+    ),
     "no ninja": (
         no_ninja,
         "ninja is not on PATH: without it torch compiles one file after the other, and all of them each time",
@@ -348,8 +375,10 @@ def test_a_script_that_calls_nvcc_is_asked_and_said_to_be_no_toolkit_of_its_own(
     (machine.root / "usr/local/cuda").symlink_to(real.parents[1])
     executable(machine.bin / "nvcc", f'exec {real} "$@"')
     told = machine.told()
-    found = {(each["home"], each["version"], each["is_used"]) for each in told["toolkits"]}
-    assert found == {(str(real.parents[1]), "13.0", True), (str(machine.root), "13.0", False)}
+    found = {(each["home"], each["version"], each["missing"], each["is_used"]) for each in told["toolkits"]}
+    no_headers = "include/cuda_runtime_api.h"
+    assert found == {(str(real.parents[1]), "13.0", "", True), (str(machine.root), "13.0", no_headers, False)}
+    assert f"13.0 in {machine.root}, by PATH; has no {no_headers}\n" in machine.ask()
     assert problems(told) == {}
 
 
@@ -406,6 +435,12 @@ def test_gpus_and_driver_are_told(machine: Machine) -> None:
     assert "\nCUDA device   NVIDIA X, compute capability 9.0\nCUDA device   NVIDIA Y, compute capability 12.0\n" in text
 
 
+@pytest.mark.parametrize(("told", "capability"), [("9.0", "9.0"), ("[N/A]", ""), ("", "")])
+def test_a_compute_capability_that_is_not_told_is_none(machine: Machine, told: str, capability: str) -> None:
+    machine.nvidia_smi("NVIDIA X", told, "460.32")
+    assert [(each["name"], each["capability"]) for each in machine.told()["devices"]] == [("NVIDIA X", capability)]
+
+
 # Without a machine: what follows from what is found.
 
 
@@ -423,7 +458,6 @@ def here(**differences: Any) -> Environment:
 
 
 X, Y = Device("X", "9.0", True), Device("Y", "11.0", False)
-INSTALL = f"conda install -c nvidia cuda-toolkit=13.0 && {AGAIN}"
 BUILT = BuildRecord("cuda", "", "", "2.14.1", "13.0", "13.0", ("8.0", "9.0"), python_tag())
 
 
@@ -438,6 +472,11 @@ BUILT = BuildRecord("cuda", "", "", "2.14.1", "13.0", "13.0", ("8.0", "9.0"), py
             {"the extension has no code for Y (11.0), but for 8.0;9.0": f"TORCH_CUDA_ARCH_LIST='9.0;11.0' {AGAIN}"},
         ),
         (
+            {"extension": "cuda", "devices": (Device("W", "", None), X, dataclasses.replace(Y, covered=True))},
+            facts(arch_list="8.0 9.0"),
+            {"TORCH_CUDA_ARCH_LIST=8.0 9.0 is nothing for Y (11.0)": "export TORCH_CUDA_ARCH_LIST='9.0;11.0'"},
+        ),
+        (
             {"extension": "cuda", "devices": (Device("Z", "5.0", False),), "built": BUILT},
             EVERYTHING,
             {"the extension has no code for Z (5.0), but for 8.0;9.0": f"OVERFLOWSTAT_EXT=cpu {AGAIN}"},
@@ -447,7 +486,7 @@ BUILT = BuildRecord("cuda", "", "", "2.14.1", "13.0", "13.0", ("8.0", "9.0"), py
             facts(toolkit=None, toolkit_problem="no CUDA toolkit was found"),
             {
                 "there is no extension that can be used, and a build would give cpu now": AGAIN,
-                "no CUDA toolkit was found": f"conda install -c nvidia cuda-toolkit=13.0 && {AGAIN}",
+                "no CUDA toolkit was found": INSTALL,
             },
         ),
         (

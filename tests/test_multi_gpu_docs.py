@@ -15,6 +15,8 @@ from documents import code
 from ranks import free_port
 from running import ENVIRONMENT, Ended, write
 
+from overflowstat.commands.check_distributed import COMMAND
+
 GUIDE = "docs/multi-gpu.md"
 BLOCKS = code(GUIDE, "bash")
 COMMANDS = [line for block in BLOCKS if "SBATCH" not in block for line in block.splitlines()]
@@ -45,7 +47,8 @@ def start(folder: Path, command: str, **environment: str) -> subprocess.Popen[st
     return subprocess.Popen(
         ["bash", "-c", command],
         cwd=folder,
-        env={**os.environ, **ENVIRONMENT, "PATH": path, **environment},
+        # The port that torchrun takes where none is told, which another run may have.
+        env={**os.environ, **ENVIRONMENT, "PATH": path, "PET_MASTER_PORT": str(free_port()), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -88,6 +91,37 @@ def test_the_check_is_passed_on_two_nodes(tmp_path: Path) -> None:
     for number, node in enumerate(map(ended, nodes)):
         assert node.status == 0, node.errors
         assert ok(number, 0, 2) in node.output.splitlines()
+
+
+def alone(command: str) -> str:
+    return re.sub(r"timeout=\d+", "timeout=5", here(command, free_port()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (COMMANDS[2], "1/2 clients joined"),
+        (COMMANDS[3], "trying to connect"),
+        (JOB.splitlines()[-1].removeprefix("srun "), "RendezvousTimeoutError"),
+    ],
+    ids=["the first", "the second", "c10d"],
+)
+def test_a_node_that_is_alone_ends_in_the_time_that_torchrun_is_given(tmp_path: Path, command: str, said: str) -> None:
+    found = ended(start(tmp_path, alone(command), SLURM_NNODES="2", SLURM_JOB_ID="17", first="localhost"))
+    assert found.status == 1 and said in found.errors and found.output == ""
+
+
+@pytest.mark.slow
+def test_the_example_of_the_help_is_passed_on_two_nodes(tmp_path: Path) -> None:
+    found = re.search(r"torchrun --nnodes 2 .*\\\n.*?check-distributed", COMMAND.examples)
+    assert found is not None
+    port = free_port()
+    command = here(found[0].replace("HOST", "localhost"), port).replace("--nproc_per_node 8", "--nproc_per_node 1")
+    nodes = [start(tmp_path, f"{command} --backend gloo") for _ in range(2)]
+    both = [ended(node) for node in nodes]
+    assert [each.status for each in both] == [0, 0], both
+    assert {ok(0, 0, 2), ok(1, 0, 2)} < {line for each in both for line in each.output.splitlines()}
 
 
 @pytest.mark.slow

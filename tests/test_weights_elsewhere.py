@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from value_kinds import Quantized8, quiet
 
-from overflowstat import Monitor, NonFiniteError, TensorStats
+from overflowstat import Monitor, NonFiniteError, TensorStats, capture
 from overflowstat.monitor import WeightsName
 from overflowstat.recorder import RecorderName
 
@@ -483,3 +484,45 @@ def test_a_weight_that_is_parametrized_later_is_shown_where_it_went(watched: Wat
     assert "weight" not in shown
     frame = next(f for f in reversed(watched.sink.frames) if f.module == "1.parametrizations.weight")
     assert [line.label for line in frame.lines] == ["original", "output"]
+
+
+@pytest.fixture
+def third_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"is_available": lambda: True, "is_initialized": lambda: True, "get_rank": lambda group: 2}
+    monkeypatch.setattr(capture, "dist", SimpleNamespace(**here))
+
+
+def in_zero3(whole: int, size: int) -> tuple[nn.Parameter, Tensor]:
+    """A weight of so many elements, and a part of it of such a size, whose first elements are 0, 1, ..."""
+    weight, part = nn.Parameter(torch.empty(0)), torch.arange(float(size))
+    weight.ds_numel, part.ds_numel = whole, size  # type: ignore[attr-defined]
+    return weight, part
+
+
+@pytest.mark.usefixtures("third_of_four")
+@pytest.mark.parametrize(("whole", "here"), [(12, 3), (13, 3), (9, 3), (8, 2), (7, 1), (6, 0), (2, 0)])
+def test_a_part_in_zero3_is_read_as_far_as_it_is_of_the_weight(whole: int, here: int) -> None:
+    """Parts are of 3, and the third one begins with element 6."""
+    weight, part = in_zero3(whole, 3)
+    found = capture.without_padding(weight, part)
+    assert found.tolist() == [0.0, 1.0, 2.0][:here]
+    assert capture.without_padding(weight, part) is found
+    part[0] = 5.0
+    assert found._version == part._version
+
+
+@pytest.mark.usefixtures("third_of_four")
+def test_a_part_in_zero3_whose_memory_is_another_now_is_read_there() -> None:
+    weight, part = in_zero3(8, 3)
+    capture.without_padding(weight, part)
+    part.data = torch.tensor([7.0, 8.0, 9.0])
+    assert capture.without_padding(weight, part).tolist() == [7.0, 8.0]
+    part.data = torch.empty(1)  # as while it is on a disk
+    assert capture.without_padding(weight, part) is weight
+
+
+def test_a_part_that_tells_no_size_is_read_whole() -> None:
+    weight, part = in_zero3(8, 3)
+    assert capture.without_padding(weight, part) is part  # where no group is formed
+    del part.ds_numel  # type: ignore[attr-defined]
+    assert capture.without_padding(weight, part) is part

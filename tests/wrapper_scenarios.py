@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from keeps import Keeps
 from torch import Tensor, nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -91,7 +92,8 @@ def in_tensor_parallel(model: nn.Module) -> nn.Module:
 
 def in_zero3(model: nn.Module) -> nn.Module:
     """As DeepSpeed's stage 3 leaves parameters: without elements, with this rank's part in `ds_tensor`, and gathered by
-    hooks around the forward of the module that has them."""
+    hooks around the forward of the module that has them. Parts are as large as each other; what is added to the last
+    ones is memory that nobody has written to, here NaN."""
 
     def gather(module: nn.Module, *_: object) -> None:
         for weight in module.parameters(recurse=False):
@@ -107,9 +109,13 @@ def in_zero3(model: nn.Module) -> nn.Module:
     for module in model.modules():
         for weight in module.parameters(recurse=False):
             size = -(-weight.numel() // dist.get_world_size())
-            padded = torch.cat([weight.detach().flatten(), torch.zeros(size * dist.get_world_size() - weight.numel())])
+            added = size * dist.get_world_size() - weight.numel()
+            padded = torch.cat([weight.detach().flatten(), torch.full((added,), NAN)])
             weight.ds_shape = weight.shape  # type: ignore[attr-defined]
+            weight.ds_numel = weight.numel()  # type: ignore[attr-defined]
+            weight.ds_process_group = dist.group.WORLD  # type: ignore[attr-defined]
             weight.ds_tensor = padded[rank() * size : (rank() + 1) * size].clone()  # type: ignore[attr-defined]
+            weight.ds_tensor.ds_numel = size  # type: ignore[attr-defined]
         module.register_forward_pre_hook(gather)
         module.register_forward_hook(release)
         release(module)
@@ -207,7 +213,9 @@ def found(model: nn.Module, x: Tensor, recorder: str) -> list[Any]:
     return []
 
 
-def stages(recorder: str, bad: bool, options: dict[str, Any] | None = None) -> dict[str, Any]:
+def stages(
+    recorder: str, bad: bool, options: dict[str, Any] | None = None, schedule_of: str = "ScheduleGPipe"
+) -> dict[str, Any]:
     """Of a pipeline: the first rank has the first block, the second one all else. Two batches of two parts, in the
     second of which the last rank's numbers may go bad; with options the monitor is stepped."""
     torch.manual_seed(0)
@@ -218,7 +226,8 @@ def stages(recorder: str, bad: bool, options: dict[str, Any] | None = None) -> d
         stage.add_module(name, module)
     sink = Keeps()
     monitor = Monitor(stage, recorder=recorder, sinks=[sink], **(options or {}))  # type: ignore[arg-type]
-    schedule = ScheduleGPipe(PipelineStage(stage, rank(), 2, torch.device("cpu")), 2, loss_fn=lambda y, target: y.sum())
+    schedule_class = getattr(pipelining, schedule_of)
+    schedule = schedule_class(PipelineStage(stage, rank(), 2, torch.device("cpu")), 2, loss_fn=lambda y, _: y.sum())
     error: BaseException | None = None
     try:
         for number in range(2):
@@ -271,4 +280,42 @@ def merge_batches(recorder: str) -> list[Any]:
         for frame in merged
         for line in frame.lines
         if line.label == "output"
+    ]
+
+
+class Thrice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.again(self.again(self.again(x)))
+        return y
+
+
+def merge_unlike(recorder: str, lack: str) -> list[Any]:
+    """Frames of which the second rank lacks some; of each the class, the first label, the ranks, and the largest of its
+    last input, which is 2**k for call k from 0 on."""
+    model = Thrice()
+    nn.init.constant_(model.again.weight, 0.5)
+    if rank() == 1 and lack == "gradients of weights":
+        model.again.weight.requires_grad_(False)
+    sink = Keeps()
+    watched: nn.Module = DistributedDataParallel(model) if lack == "wrapper" else model
+    with Monitor(watched, recorder=recorder, sinks=[sink], gradients=True) as monitor:  # type: ignore[arg-type]
+        y = watched(torch.ones(2, 4, requires_grad=True))
+        if "gradients" in lack and (rank() == 0 or lack == "gradients of weights"):
+            y.sum().backward()
+        frames = sink.frames
+        if rank() == 1:
+            frames = {"end": frames[:2], "beginning": frames[2:], "wrapper": frames[:-1]}.get(lack, frames)
+        merged = monitor.merge(frames)
+    return [
+        [
+            frame.class_name,
+            frame.lines[0].label,
+            list(frame.lines[0].ranks),
+            [numbers(line.content)[1] for line in frame.lines if line.label == "input[0]"],
+        ]
+        for frame in merged
     ]

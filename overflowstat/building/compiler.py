@@ -39,10 +39,18 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> tuple[Compiler | N
     named = environ.get("CXX")
     search = environ.get("PATH")
     for command in [named] if named else [sysconfig.get_config_var("CXX"), "c++", "g++", "clang++"]:
-        words = [word for word in shlex.split(command or "") if Path(word).name not in LAUNCHERS]
+        words = [word for word in _words(command or "") if Path(word).name not in LAUNCHERS]
         if words and (path := shutil.which(words[0], path=search)):
             return inspect_compiler(path), ""
     return None, f"CXX={named} is not there" if named else "there is no C++ compiler"
+
+
+def _words(command: str) -> list[str]:
+    """As a shell has them; none where it would find a quotation without an end."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []
 
 
 def inspect_compiler(path: str) -> Compiler:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .processes import output_of
 
-__all__ = ["USUAL_HOME", "CudaToolkit", "find_cuda_toolkit", "include_folder", "inspect_cuda_toolkit"]
+__all__ = ["USUAL_HOME", "CudaToolkit", "find_cuda_toolkit", "include_folder", "inspect_cuda_toolkit", "missing_part"]
 
 USUAL_HOME = Path("/usr/local/cuda")
 
@@ -67,16 +67,9 @@ def find_cuda_toolkit(environ: Mapping[str, str] = os.environ) -> tuple[CudaTool
 @functools.cache
 def inspect_cuda_toolkit(home: Path) -> CudaToolkit | str:
     """The toolkit in a folder, or what that folder lacks, as the end of a sentence about it."""
-    include = include_folder(home)
-    if include is None:
-        return "has no include/cuda_runtime_api.h"
-    multiarch = home / "lib" / f"{platform.machine()}-linux-gnu"
-    library = _first_with("libcudart_static.a", home / "lib64", home / "lib", _target(home) / "lib", multiarch)
-    if library is None:
-        return "has no libcudart_static.a"
-    nvcc = home / "bin" / "nvcc"
-    if not os.access(nvcc, os.X_OK):
-        return "has no bin/nvcc"
+    if missing := missing_part(home):
+        return f"has no {missing}"
+    include, library, nvcc = include_folder(home), _library_folder(home), home / "bin" / "nvcc"
     try:
         version = re.search(r"release (\d+\.\d+)", output_of(nvcc, "--version"))
         numbers = re.findall(r"compute_(\d+)\b", output_of(nvcc, "--list-gpu-arch"))
@@ -87,8 +80,17 @@ def inspect_cuda_toolkit(home: Path) -> CudaToolkit | str:
     capabilities = sorted({(int(number[:-1]), int(number[-1])) for number in numbers})
     architectures = tuple(f"{major}.{minor}" for major, minor in capabilities)
     return CudaToolkit(
-        str(home), str(nvcc), str(include), str(library), version[1], architectures, *_newest_compilers(include)
+        str(home), str(nvcc), str(include), str(library), version[1], architectures, *_newest_compilers(home)
     )
+
+
+def missing_part(home: Path) -> str:
+    """What a folder lacks of a toolkit that can be built with, by its files alone; empty where nothing is lacking."""
+    if include_folder(home) is None:
+        return "include/cuda_runtime_api.h"
+    if _library_folder(home) is None:
+        return "libcudart_static.a"
+    return "" if os.access(home / "bin" / "nvcc", os.X_OK) else "bin/nvcc"
 
 
 def include_folder(home: Path) -> Path | None:
@@ -96,14 +98,19 @@ def include_folder(home: Path) -> Path | None:
     return _first_with("cuda_runtime_api.h", home / "include", _target(home) / "include")
 
 
+def _library_folder(home: Path) -> Path | None:
+    multiarch = home / "lib" / f"{platform.machine()}-linux-gnu"
+    return _first_with("libcudart_static.a", home / "lib64", home / "lib", _target(home) / "lib", multiarch)
+
+
 def _target(home: Path) -> Path:
     return home / "targets" / f"{platform.machine()}-linux"
 
 
-def _newest_compilers(include: Path) -> tuple[int | None, int | None]:
+def _newest_compilers(home: Path) -> tuple[int | None, int | None]:
     """The bounds that nvcc's crt/host_config.h has for gcc and clang, beyond which it stops with an #error."""
     try:
-        text = (include / "crt" / "host_config.h").read_text("utf-8", errors="replace")
+        text = (Path(str(include_folder(home))) / "crt" / "host_config.h").read_text("utf-8", errors="replace")
     except OSError:
         return None, None
     gcc = re.search(r"#if __GNUC__ > (\d+)", text)

@@ -36,7 +36,7 @@ def run(chosen: argparse.Namespace) -> int:
     import torch
     import torch.distributed as dist
 
-    from ..communication import CommunicationError, Launch, check_communication, versions
+    from ..communication import CommunicationError, Launch, check_communication
 
     try:
         launch = Launch.of(os.environ)
@@ -53,11 +53,18 @@ def run(chosen: argparse.Namespace) -> int:
     except CommunicationError as error:
         name = f"{os.uname().nodename}-{launch.local_rank}"
         _tell(f"[{name}] FAILED (global rank: {launch.rank}/{launch.size}): {on_one_line(str(error))}\n{WHAT_TO_SET}")
+        _tell_versions(launch.rank, backend)
         _leave(1)
     _tell(f"[{me.name}] is OK (global rank: {launch.rank}/{launch.size})\n")
-    if launch.rank == 0:
-        _tell(f"{versions(backend)}\n")
+    _tell_versions(launch.rank, backend)
     return 0
+
+
+def _tell_versions(rank: int, backend: str) -> None:
+    from ..communication import versions
+
+    if rank == 0:
+        _tell(f"{versions(backend)}\n")
 
 
 def _tell(text: str) -> None:
@@ -83,7 +90,8 @@ within a time limit. Each prints one line; if something hangs, which ranks are m
 examples:
   torchrun --nproc_per_node 2 -m overflowstat check-distributed
   python -m torch.distributed.run --nproc_per_node 2 -m overflowstat check-distributed --backend gloo
-  torchrun --nnodes 2 --nproc_per_node 8 --rdzv_endpoint HOST:29500 -m overflowstat check-distributed   on each node
+  torchrun --nnodes 2 --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint HOST:29500 \\
+    -m overflowstat check-distributed   on each node, of which HOST is one
 
 exit status: 0 all is well, 1 something is missing, silent or wrong, 2 arguments or the environment make no sense""",
     add_arguments=add_arguments,

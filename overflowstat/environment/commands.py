@@ -41,10 +41,11 @@ def install_python_headers(manager: str) -> str:
 
 
 def install_toolkit(manager: str, version: str) -> str:
-    name = f"cuda-toolkit-{version.replace('.', '-')}"
-    return {"apt-get": f"sudo apt-get install {name}", "dnf": f"sudo dnf install {name}"}.get(
-        manager, f"conda install -c nvidia cuda-toolkit={version}"
-    )
+    """And have it used, whatever CUDA_HOME and PATH name."""
+    if manager in ("apt-get", "dnf"):
+        package = f"cuda-toolkit-{version.replace('.', '-')}"
+        return f"sudo {manager} install {package} && export CUDA_HOME=/usr/local/cuda-{version}"
+    return f"conda install -c nvidia cuda-toolkit={version} && export CUDA_HOME=$CONDA_PREFIX"
 
 
 def install_driver(manager: str) -> str:

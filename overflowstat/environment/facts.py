@@ -38,13 +38,15 @@ class FoundToolkit:
     """A CUDA toolkit that is here, used or not.
 
     `home` has no links in it, `named_by` is what leads to it (CUDA_HOME, PATH, or nothing where it lies in a usual
-    folder), `version` its release ("13.0") or empty, `libraries` what of it LD_LIBRARY_PATH names.
+    folder), `version` its release ("13.0") or empty, `libraries` what of it LD_LIBRARY_PATH names, `missing` what it
+    lacks to build with, as a script that calls the nvcc of another does.
     """
 
     home: str
     version: str
     named_by: tuple[str, ...]
     libraries: tuple[str, ...]
+    missing: str
     is_used: bool
 
 

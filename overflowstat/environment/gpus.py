@@ -69,7 +69,8 @@ def _told_by_nvidia_smi(environ: Mapping[str, str]) -> list[tuple[str, str, str]
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [[field.strip() for field in line.rsplit(",", 2)] for line in lines]
-    return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
+    number = re.compile(r"\d+\.\d+")  # "[N/A]" is what it says where it cannot tell
+    return [(row[0], row[1] if number.fullmatch(row[1]) else "", row[2]) for row in rows if len(row) == 3]
 
 
 def _version_in_file() -> str:

@@ -101,9 +101,9 @@ def _with_a_build(found: Environment, facts: Facts) -> Iterator[Problem]:
             wanted = wanted or f"{facts.toolkit.architectures[-1]}+PTX"
         yield Problem(f"a build would fail: {error}", _set(listed, wanted) if of_the_list else "unset OVERFLOWSTAT_EXT")
         return
-    served = [covers(plan.architectures, release(each.capability)) for each in found.devices if each.capability]
-    if plan.kind == "cuda" and facts.arch_list.strip() and not all(served):
-        device = found.devices[served.index(False)]
+    known = [each for each in found.devices if each.capability]
+    device = next((each for each in known if not covers(plan.architectures, release(each.capability))), None)
+    if plan.kind == "cuda" and facts.arch_list.strip() and device is not None:
         what = f"{listed}={facts.arch_list} is nothing for {device.name} ({device.capability})"
         yield Problem(what, _set(listed, _architectures_for(found.devices, facts)))
     if plan.kind != "none" and found.ninja is None:
@@ -127,7 +127,8 @@ def _first(found: Environment, facts: Facts) -> str:
         return commands.install_python_headers(manager)
     used, wanted = facts.toolkit, str(found.torch_cuda)
     if used is None or major(used.version) != major(wanted):
-        fitting = [each.home for each in found.toolkits if major(each.version) == major(wanted) and not each.is_used]
+        whole = [each for each in found.toolkits if not each.is_used and not each.missing]
+        fitting = [each.home for each in whole if major(each.version) == major(wanted)]
         if not fitting:
             return commands.install_toolkit(manager, wanted)
         return "export CUDA_HOME={home} PATH={home}/bin:$PATH".format(home=in_shell(fitting[0]))

@@ -34,7 +34,7 @@ def _lines(found: Environment) -> Iterator[tuple[str, str]]:
     yield "built", _built(found.built)
     for toolkit in found.toolkits:
         named = f", by {' and '.join(toolkit.named_by)}" if toolkit.named_by else ""
-        used = "; a build would use it" if toolkit.is_used else ""
+        used = "; a build would use it" if toolkit.is_used else f"; has no {toolkit.missing}" * bool(toolkit.missing)
         yield "CUDA toolkit", f"{toolkit.version or 'of unknown version'} in {toolkit.home}{named}{used}"
     if found.toolkit is None:
         yield "CUDA toolkit", f"none for a build: {found.toolkit_problem}"

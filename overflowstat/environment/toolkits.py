@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..building.cuda_toolkit import CudaToolkit, include_folder
+from ..building.cuda_toolkit import CudaToolkit, include_folder, missing_part
 from ..building.processes import output_of
 from .facts import FoundToolkit
 
@@ -41,6 +41,7 @@ def find_toolkits(environ: Mapping[str, str], used: CudaToolkit | None) -> tuple
             version=version_in_files(home) or _version_told(home),
             named_by=tuple(names),
             libraries=tuple(folder for folder in libraries if Path(folder).resolve().is_relative_to(home)),
+            missing=missing_part(home),
             is_used=home == used_home,
         )
         for home, names in named_by.items()
