@@ -137,6 +137,7 @@ def _merged_stats(stats: Sequence[TensorStats]) -> TensorStats:
         abs_min_nonzero=None
         if any(each.abs_min_nonzero is None for each in stats)
         else _best(min, (each.abs_min_nonzero for each in stats if each.abs_min_nonzero is not None)),
+        is_counted=all(each.is_counted for each in stats),
     )
 
 

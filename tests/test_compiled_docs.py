@@ -24,6 +24,6 @@ def test_the_example_names_the_module_also_where_it_is_excluded(tmp_path: Path, 
     ended = python(tmp_path, "example.py")
     assert ended.status == 0, ended.errors
     reported, _, module = ended.output.rstrip("\n").rpartition("\n")
-    first_bad = "the model itself (Sequential), output: " if is_watched_in_part else "2 (Linear), "
+    first_bad = "the model itself (Sequential), output: " if is_watched_in_part else "2 (Linear), output: some of 32"
     assert f"inf in batch 0, first in {first_bad}" in reported
     assert module == "2", "which the verdict finds in any case"
