@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling, is_exporting  # a name less to look up in each call
 
 from ..dynamo import constant_where_traced, get_eval_frame_callback, traced_only
 from ..hooks import Hook
@@ -47,8 +48,8 @@ class WatchedHook(Hook):
 
     @traced_only
     def __call__(self, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:
-        if torch.compiler.is_dynamo_compiling():
-            if not torch.compiler.is_exporting():
+        if is_dynamo_compiling():
+            if not is_exporting():
                 labels, words, tensors = given(args, kwargs, output, self._nested)
                 read_into(tensors, self.row, self._site(tuple(labels), tuple(words)))
         else:
