@@ -102,6 +102,11 @@ def cxx_that_is_not_there(machine: Machine, value: str = "g++-99") -> None:
     machine.variables["CXX"] = value
 
 
+def ninja_that_fails(machine: Machine) -> None:
+    (machine.bin / "ninja").unlink()
+    executable(machine.bin / "ninja", "exit 1")
+
+
 def no_ninja(machine: Machine) -> None:
     (machine.bin / "ninja").unlink()
 
@@ -215,9 +220,14 @@ FAULTS: dict[str, tuple[Callable[[Machine], None], str, str]] = {
         'CXX=g++ "-O2 is not there',
         f"unset CXX && {AGAIN}",
     ),
+    "a ninja that does not run": (
+        ninja_that_fails,
+        "no ninja on PATH that runs: without it torch compiles one file after the other, and all of them each time",
+        "python -m pip install ninja",
+    ),
     "no ninja": (
         no_ninja,
-        "ninja is not on PATH: without it torch compiles one file after the other, and all of them each time",
+        "no ninja on PATH that runs: without it torch compiles one file after the other, and all of them each time",
         "python -m pip install ninja",
     ),
     "an architecture that was dropped": (
@@ -475,6 +485,11 @@ BUILT = BuildRecord("cuda", "", "", "2.14.1", "13.0", "13.0", ("8.0", "9.0"), py
             {"extension": "cuda", "devices": (Device("W", "", None), X, dataclasses.replace(Y, covered=True))},
             facts(arch_list="8.0 9.0"),
             {"TORCH_CUDA_ARCH_LIST=8.0 9.0 is nothing for Y (11.0)": "export TORCH_CUDA_ARCH_LIST='9.0;11.0'"},
+        ),
+        (
+            {"extension": "cuda", "devices": (Device("Z", "5.0", None),)},
+            facts(arch_list="8.0"),
+            {"TORCH_CUDA_ARCH_LIST=8.0 is nothing for Z (5.0)": "export OVERFLOWSTAT_EXT=cpu"},
         ),
         (
             {"extension": "cuda", "devices": (Device("Z", "5.0", False),), "built": BUILT},

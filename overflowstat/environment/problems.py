@@ -105,9 +105,12 @@ def _with_a_build(found: Environment, facts: Facts) -> Iterator[Problem]:
     device = next((each for each in known if not covers(plan.architectures, release(each.capability))), None)
     if plan.kind == "cuda" and facts.arch_list.strip() and device is not None:
         what = f"{listed}={facts.arch_list} is nothing for {device.name} ({device.capability})"
-        yield Problem(what, _set(listed, _architectures_for(found.devices, facts)))
+        wanted = _architectures_for(found.devices, facts)
+        yield Problem(what, _set(listed, wanted) if wanted else "export OVERFLOWSTAT_EXT=cpu")  # nvcc has dropped it
     if plan.kind != "none" and found.ninja is None:
-        what = "ninja is not on PATH: without it torch compiles one file after the other, and all of them each time"
+        what = (
+            "no ninja on PATH that runs: without it torch compiles one file after the other, and all of them each time"
+        )
         yield Problem(what, "python -m pip install ninja")
     if KINDS.index(plan.kind) < KINDS.index(found.extension):
         lacking = {"none": "there is no extension that can be used", "cpu": "the extension has no CUDA kernels"}

@@ -43,7 +43,7 @@ def _lines(found: Environment) -> Iterator[tuple[str, str]]:
         yield "C++ compiler", f"{compiler.path}, {compiler.version}{used}"
     if found.compiler is None:
         yield "C++ compiler", f"none for a build: {found.compiler_problem}"
-    yield "ninja", found.ninja or "none on PATH"
+    yield "ninja", found.ninja or "none on PATH that runs"
     for name, value in found.variables.items():
         yield "set", f"{name}={value}"
     for name, folders in found.missing.items():
