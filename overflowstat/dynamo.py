@@ -12,6 +12,7 @@ __all__ = [
     "forget_wrapped_functions",
     "get_eval_frame_callback",
     "has_compiled",
+    "is_loaded",
     "not_compiled",
     "traced_only",
 ]

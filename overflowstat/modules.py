@@ -1,6 +1,6 @@
 """Which modules of a model are watched: those that it has, also those that it is given later."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -32,6 +32,11 @@ class ModuleTree:
         self._count = 0
         self._all: list[nn.Module] = []  # those that are not watched, too: what is in them may be
         self._all_children: list[nn.Module | None] = []
+
+    @property
+    def all(self) -> Sequence[nn.Module]:
+        """Those that are not watched, too."""
+        return self._all
 
     def has_changed(self) -> bool:
         """Whether a module has been added, replaced or removed since `update`. Some 0.1 microseconds a module."""

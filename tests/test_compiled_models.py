@@ -397,6 +397,37 @@ def test_a_model_that_moves_to_another_dtype_is_compiled_anew_and_watched(
     assert {line.content.dtype for f in sink.frames for line in f.lines} == {torch.float64}  # type: ignore[union-attr]
 
 
+def test_a_model_that_is_given_memory_after_it_is_watched_is_compiled_and_watched(
+    recorder_name: RecorderName, sink: Keeps
+) -> None:
+    with torch.device("meta"):
+        model = Net()
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    model.to_empty(device="cpu")
+    model.load_state_dict(make().state_dict())
+    torch.compile(model, backend=BACKEND, fullgraph=True)(x())
+    compiled = sink.take()
+    model(x())
+    assert shown(compiled) == shown(sink.take())
+
+
+def test_a_layer_that_leaves_the_model_is_as_it_was(recorder_name: RecorderName, sink: Keeps) -> None:
+    model = make()
+    run = torch.compile(model, backend=BACKEND)
+    run(x())
+    layer = model.blocks[1]
+    layer.compile(backend=BACKEND)
+    layer(x())
+    members = set(vars(layer))
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    assert "forward" in vars(layer)
+    model.blocks[1] = Block(8)
+    sink.take()
+    run(x())
+    assert set(vars(layer)) == members
+    assert [frame.module for frame in sink.take()] == EVERY_CALL
+
+
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 def test_without_gradients_it_is_the_same(recorder_name: RecorderName, sink: Keeps, mode: str) -> None:
     model = make()

@@ -1,13 +1,13 @@
 """The calls inside of what is compiled: collected from the rows that it leaves, and told to the log."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ..capture import devices
-from ..dynamo import forget_wrapped_functions, not_compiled
+from ..dynamo import forget_wrapped_functions, is_loaded, not_compiled
 from ..errors import warn_user
 from ..frame_log import FrameLog
 from ..measurement import GivenMeasurement
@@ -20,11 +20,14 @@ from .own_code import OwnCode
 from .row import empty_row
 from .sites import new_site, site
 
+if TYPE_CHECKING:
+    import threading
+
 __all__ = ["CompiledCalls"]
 
 
 class CompiledCalls:
-    """Of one monitor, in whose lock it is called.
+    """Of one monitor.
 
     Where a module is called that was not compiled itself, but has compiled ones in it, their calls are told before its
     own, which is after them. Those that were called more than once by then are one frame, which says how often.
@@ -34,9 +37,14 @@ class CompiledCalls:
         log: which is told of the calls.
         look: called where it then has something to look at.
         nested: see `Monitor`.
+        lock: in which the others of the monitor are.
     """
 
-    def __init__(self, modules: ModuleTree, log: FrameLog, look: Callable[[], None], nested: bool) -> None:
+    def __init__(
+        self, modules: ModuleTree, log: FrameLog, look: Callable[[], None], nested: bool, lock: "threading.RLock"
+    ) -> None:
+        self._lock = lock
+        self._home: torch.device | None = None  # where most rows are
         self._modules = modules
         self._log = log
         self._look = look
@@ -54,19 +62,30 @@ class CompiledCalls:
 
     def hook(self, number: int, name: str, module: nn.Module, eager: Callable[..., None]) -> WatchedHook:
         """For a module that has not been called yet. `eager` is its hook where it is not compiled."""
-        device = next(iter(sorted(devices(module), key=str)), None) or self._home() or torch.device("cpu")
-        hook = WatchedHook(number, eager, self, self._nested, device)
+        self._home = self._home or self._find_home()
+        hook = WatchedHook(number, eager, self, self._nested, self._device_of(module))
         self._hooks[number] = module, name, hook
         self._inside.clear()
         return hook
 
     def drop(self, number: int) -> None:
-        self._hooks.pop(number, None)
+        if number in self._hooks:
+            self._own_code.take_from(self._hooks.pop(number)[0])
         self._inside.clear()
 
-    def _home(self) -> torch.device | None:
-        """Where the model is; that of its first weight, where it is in several places."""
+    def _find_home(self) -> torch.device | None:
+        """Where the model is; its first weight, if it is in several places."""
         return next((device for module in self._modules.numbers for device in devices(module)), None)
+
+    def _device_of(self, module: nn.Module) -> torch.device:
+        return next(iter(sorted(devices(module), key=str)), None) or self._home or torch.device("cpu")
+
+    def _follow_devices(self) -> None:
+        """The model may have been moved since."""
+        if (home := self._find_home()) != self._home:
+            self._home = home
+            for module, _, hook in self._hooks.values():
+                hook.row = empty_row(self._device_of(module))
 
     def new_site(self, number: int, labels: Any, words: Any) -> int:
         """Where a graph is made."""
@@ -77,17 +96,20 @@ class CompiledCalls:
 
     def attached(self) -> None:
         """To all modules; none is being called."""
-        self._own_code.give(self._modules.numbers)
+        self._own_code.give(self._modules.all)
         forget_wrapped_functions()
 
     def begin_batch(self) -> None:
         """Before the root is called.
 
-        Cost: a microsecond a class, once anything was compiled in this process.
+        Cost: where Dynamo is loaded, microseconds, and one for each class of modules.
         """
+        if not is_loaded():
+            return
+        self._follow_devices()
         root = self._modules.root
         had_own = self._own_code.has(root)
-        self.may_have_run = self._own_code.give(self._modules.numbers) or self._was_traced
+        self.may_have_run = self._own_code.give(self._modules.all) or self._was_traced
         # Which comes too late for the root: what it will run was looked up before its hooks were called.
         self._root_runs_as_it_was = self._own_code.has(root) and not had_own
         self._seen.clear()
@@ -110,7 +132,7 @@ class CompiledCalls:
         self._not_seen_inside.clear()
         self._root_runs_as_it_was = False
         if self.may_have_run:
-            self._own_code.look(self._modules.numbers)
+            self._own_code.look(self._modules.all)
 
     def detach(self) -> None:
         """What was compiled with the hooks will not run any more."""
@@ -121,12 +143,13 @@ class CompiledCalls:
     @not_compiled
     def before_eager(self, number: int, callback: object) -> None:
         """A module was called whose hooks are not compiled. `callback` is what `get_eval_frame_callback` gave there."""
-        if self.collect(number):
-            self._look()
-        inside = self._numbers_inside(number)
-        if inside and callable(callback) and self._seen.isdisjoint(inside):
-            self._not_seen_inside.add(number)
-        self._seen.add(number)
+        with self._lock:
+            if self.collect(number):
+                self._look()
+            inside = self._numbers_inside(number)
+            if inside and callable(callback) and self._seen.isdisjoint(inside):
+                self._not_seen_inside.add(number)
+            self._seen.add(number)
 
     def _numbers_inside(self, number: int) -> list[int]:
         if number not in self._inside:

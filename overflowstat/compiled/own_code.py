@@ -1,6 +1,7 @@
 """Code of a model's own, where torch.compile has made something of the same code without our hooks."""
 
 import types
+import weakref
 from collections.abc import Iterable
 
 from torch import nn
@@ -22,7 +23,7 @@ class OwnCode:
     def __init__(self) -> None:
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
         self._known: dict[types.FunctionType, int] = {}  # how many versions there were when it was looked at last
-        self._given: list[nn.Module] = []
+        self._given: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def give(self, modules: Iterable[nn.Module]) -> bool:
         """To those of which versions have come that were not there when `look` was called last. Gives whether any had
@@ -54,7 +55,7 @@ class OwnCode:
             self._copies[forward] = _copy(forward)
         # As what wraps a forward does, and not by __setattr__, which models override.
         module.__dict__["forward"] = types.MethodType(self._copies[forward], module)
-        self._given.append(module)
+        self._given.add(module)
         return True
 
     def has(self, module: nn.Module) -> bool:
@@ -68,10 +69,13 @@ class OwnCode:
 
     def take_back(self) -> None:
         """From all modules; what was compiled of their own code is kept for when they are given it again."""
-        for module in self._given:
-            if self.has(module):
-                del module.__dict__["forward"]
-        self._given.clear()
+        for module in list(self._given):
+            self.take_from(module)
+
+    def take_from(self, module: nn.Module) -> None:
+        if self.has(module):
+            del module.__dict__["forward"]
+        self._given.discard(module)
 
 
 def _forward_of(module: nn.Module) -> types.FunctionType | None:

@@ -39,7 +39,8 @@ class ReadTensor:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    """A size that the graph does not fix is ~i, where i is its place among the sizes of the row."""
+    """A size that the graph does not fix is ~i, where i is its place among the sizes of the row; -1 where that has none
+    after all."""
 
     @property
     def is_read(self) -> bool:
@@ -48,7 +49,8 @@ class ReadTensor:
 
     def stats(self, numbers: Sequence[float], sizes: Sequence[int]) -> TensorStats:
         """Of its three numbers in a row, and the sizes that are there."""
-        shape = tuple(size if size >= 0 else sizes[~size] for size in self.shape)
+        # A graph that an earlier process has left may fix what was not fixed where this one was asked for.
+        shape = tuple(size if size >= 0 else sizes[~size] if ~size < len(sizes) else -1 for size in self.shape)
         if not self.is_read:
             return TensorStats(math.nan, math.nan, math.nan, 0, 0, 0, None, 0, self.dtype, shape)
         largest, negated_smallest, negated_abs_min = numbers

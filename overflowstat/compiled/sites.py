@@ -30,7 +30,7 @@ class Site:
         read = iter(self.read)
         count = 0  # of tensors that have numbers in the row
         for label, word in zip(self.labels, self.words, strict=True):
-            what = word or next(read)
+            what = word or next(read, "not read")
             if isinstance(what, str):
                 found.append((label, what))
                 continue
