@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from overflowstat.compiled.operation import read_into
-from overflowstat.compiled.row import FIRST_TENSOR, MOST_SIZES, MOST_TENSORS, empty_row
+from overflowstat.compiled.row import FIRST_TENSOR, MOST_SIZES, MOST_TENSORS, empty_row, is_bad
 from overflowstat.compiled.sites import new_site, site
 from overflowstat.row import NOTHING, NonFinite
 from overflowstat.stats import TensorStats
@@ -25,7 +25,15 @@ def read(*tensors: Tensor, times: int = 1) -> list[tuple[str, TensorStats | str]
     for _ in range(times):
         read_into(tensors, row, number)
     assert row[:2].tolist() == [times, number]
-    return site(number).lines(row.tolist())
+    return lines(number, row)
+
+
+def lines(number: int, row: Tensor) -> list[tuple[str, TensorStats | str]]:
+    place = site(number)
+    found = [(label, content) for (label, _), content in zip(place.shown, place.contents(row.tolist()), strict=True)]
+    any_is_bad = any(content.is_bad for _, content in found if isinstance(content, TensorStats))
+    assert is_bad(row[None]).tolist() == [any_is_bad]
+    return found
 
 
 def stats(tensor: Tensor) -> TensorStats:
@@ -119,7 +127,7 @@ def test_calls_are_merged_with_their_extremes() -> None:
     number, row = new_site(None, ["output"], [""]), empty_row()
     for numbers in ([1.0, 8.0], [0.25, 2.0], [-3.0, 4.0]):
         read_into([torch.tensor(numbers)], row, number)
-    [(_, found)] = site(number).lines(row.tolist())
+    [(_, found)] = lines(number, row)
     assert isinstance(found, TensorStats)
     assert (int(row[0]), found.abs_min, found.abs_max) == (3, 0.25, 8.0)
 
@@ -130,7 +138,7 @@ def test_a_bad_call_among_others_stays_bad(bad: float, at: int) -> None:
     number, row = new_site(None, ["output"], [""]), empty_row()
     for i in range(3):
         read_into([torch.tensor([1.0, bad if i == at else 2.0])], row, number)
-    [(_, found)] = site(number).lines(row.tolist())
+    [(_, found)] = lines(number, row)
     assert isinstance(found, TensorStats) and found.is_bad
 
 
@@ -163,7 +171,7 @@ def test_sizes_that_a_graph_does_not_fix_are_those_of_the_call() -> None:
 
     for rows, columns in ((2, 3), (5, 7), (4, 9)):
         run(torch.ones(rows, columns), torch.ones(columns, 4, rows))
-        shapes = [found.shape for _, found in site(number).lines(row.tolist()) if isinstance(found, TensorStats)]
+        shapes = [found.shape for _, found in lines(number, row) if isinstance(found, TensorStats)]
         assert shapes == [(rows, columns), (columns, 4, rows)]
 
 
@@ -178,7 +186,7 @@ def test_more_sizes_than_there_is_room_for_are_fixed_and_right() -> None:
 
     for first in (2, 30):
         run(*(torch.ones(first + i) for i in range(count)))
-        shapes = [found.shape for _, found in site(number).lines(row.tolist()) if isinstance(found, TensorStats)]
+        shapes = [found.shape for _, found in lines(number, row) if isinstance(found, TensorStats)]
         assert shapes == [(first + i,) for i in range(count)]
 
 

@@ -1,10 +1,10 @@
 """The calls inside of what is compiled: collected from the rows that it leaves, and told to the log."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..capture import devices
 from ..dynamo import forget_wrapped_functions, is_loaded, not_compiled
@@ -13,17 +13,28 @@ from ..frame_log import FrameLog
 from ..measurement import GivenMeasurement
 from ..modules import ModuleTree
 from ..recorder import is_capturing
-from ..stats import apart_from_the_run
+from ..stats import TensorStats, apart_from_the_run
 from ..wording import module_text
 from .hook import WatchedHook
 from .own_code import OwnCode
-from .row import empty_row
-from .sites import new_site, site
+from .row import empty_row, is_bad
+from .sites import Site, new_site, site
 
 if TYPE_CHECKING:
     import threading
 
 __all__ = ["CompiledCalls"]
+
+
+class _Called(NamedTuple):
+    place: Site
+    number: int
+    calls: int
+    is_bad: bool
+    row: Tensor
+
+    def contents(self) -> list[TensorStats | str]:
+        return self.place.contents(self.row.tolist())
 
 
 class CompiledCalls:
@@ -114,8 +125,6 @@ class CompiledCalls:
         self._root_runs_as_it_was = self._own_code.has(root) and not had_own
         self._seen.clear()
         self._not_seen_inside.clear()
-        if self._was_traced:
-            self._empty(list(self._hooks))
 
     def before_root(self, batch_number: int) -> None:
         """The root was called, of a batch of this number."""
@@ -169,22 +178,21 @@ class CompiledCalls:
         for numbers in self._by_device(inside):
             with apart_from_the_run(), torch.no_grad():
                 rows = torch.stack([self._hooks[i][2].row for i in numbers])
-                positions = rows[:, 0].nonzero().flatten().tolist()
-                if not positions:
-                    continue
-                found = rows[positions].tolist()
-            called += [(site(int(row[1])), numbers[i], row) for i, row in zip(positions, found, strict=True)]
+                heads, bad = rows[:, :2].tolist(), is_bad(rows).tolist()
+            called += [
+                _Called(site(int(place)), numbers[i], int(calls), bad[i], rows[i])
+                for i, (calls, place) in enumerate(heads)
+                if calls > 0
+            ]
         if called:
-            self._empty([number for _, number, _ in called])
-        called.sort(key=lambda call: call[0].order)
+            self._empty([call.number for call in called])
+        called.sort(key=lambda call: call.place.order)
         has_something = False
-        for place, called_number, row in called:
-            module = self._hooks[called_number][0]
-            lines = place.lines(row)
-            measurement = GivenMeasurement([content for _, content in lines])
-            labels = [label for label, _ in lines]
-            has_something |= self._log.add(called_number, module, labels, measurement, int(row[0]))
-            self._seen.add(called_number)
+        for call in called:
+            read = GivenMeasurement(len(call.place.shown), call.is_bad, call.contents)
+            labels = [label for label, _ in call.place.shown]
+            has_something |= self._log.add(call.number, self._hooks[call.number][0], labels, read, call.calls)
+            self._seen.add(call.number)
         return has_something
 
     def _by_device(self, numbers: list[int]) -> list[list[int]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..row import NOTHING, NonFinite
 from ..stats import TensorStats
 
-__all__ = ["FIRST_TENSOR", "MAXIMA", "MOST_SIZES", "MOST_TENSORS", "ROW_LENGTH", "ReadTensor", "empty_row"]
+__all__ = ["FIRST_TENSOR", "MAXIMA", "MOST_SIZES", "MOST_TENSORS", "ROW_LENGTH", "ReadTensor", "empty_row", "is_bad"]
 
 MAXIMA = 3
 MOST_TENSORS = 16
@@ -31,6 +31,13 @@ def empty_row(device: torch.device | str = "cpu") -> Tensor:
     row = torch.full((ROW_LENGTH,), -math.inf, dtype=torch.float64, device=device)
     row[0] = 0
     return row
+
+
+def is_bad(rows: Tensor) -> Tensor:
+    """Which of rows of shape `[n, ROW_LENGTH]` are of something that is not finite: where that is infinite, one of its
+    numbers is +inf, of whatever sign it is itself."""
+    numbers = rows[:, FIRST_TENSOR:]
+    return (numbers.isnan() | (numbers == math.inf)).any(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The places in compiled programs at which module calls are read: what a row that one of them wrote holds."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,11 +23,11 @@ class Site:
     read: list[ReadTensor | str] = field(default_factory=list)
     """For each tensor; for one that cannot be read a word."""
 
-    def lines(self, row: Sequence[float]) -> list[tuple[str, TensorStats | str]]:
-        """What a row shows, whose last call was here."""
-        sizes = [int(size) for size in row[2:FIRST_TENSOR] if size >= 0]
+    @functools.cached_property
+    def shown(self) -> list[tuple[str, str | tuple[int, ReadTensor]]]:
+        """For each line its label, and a word, or where in a row its numbers begin, and of which tensor."""
         more = sum(isinstance(tensor, ReadTensor) and tensor.is_read for tensor in self.read) - MOST_TENSORS
-        found: list[tuple[str, TensorStats | str]] = []
+        found: list[tuple[str, str | tuple[int, ReadTensor]]] = []
         read = iter(self.read)
         count = 0  # of tensors that have numbers in the row
         for label, word in zip(self.labels, self.words, strict=True):
@@ -38,8 +39,16 @@ class Site:
             count += what.is_read
             if count <= MOST_TENSORS:
                 for_all = f", and {more} more" if count == MOST_TENSORS and what.is_read and more > 0 else ""
-                found.append((label + for_all, what.stats(row[at : at + MAXIMA], sizes)))
+                found.append((label + for_all, (at, what)))
         return found
+
+    def contents(self, row: Sequence[float]) -> list[TensorStats | str]:
+        """What the lines show of a row, whose last call was here."""
+        sizes = [int(size) for size in row[2:FIRST_TENSOR] if size >= 0]
+        return [
+            what if isinstance(what, str) else what[1].stats(row[what[0] : what[0] + MAXIMA], sizes)
+            for _, what in self.shown
+        ]
 
 
 _sites: list[Site] = []
@@ -58,6 +67,7 @@ def site(number: int) -> Site:
 
 def _tell(number: int, read: list[ReadTensor | str]) -> None:
     _sites[number].read = read
+    _sites[number].__dict__.pop("shown", None)
 
 
 tell_of_reads_to(_tell)
