@@ -10,7 +10,12 @@ import pytest
 import torch
 from keeps import Keeps
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.compilers import nop
+from torch._inductor.cudagraph_utils import check_for_mutation_ignore_cuda_graph_managed_tensor
+from torch.utils._ordered_set import OrderedSet
 from torch.utils.checkpoint import checkpoint
 
 from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError, Policy
@@ -426,6 +431,46 @@ def test_a_layer_that_leaves_the_model_is_as_it_was(recorder_name: RecorderName,
     run(x())
     assert set(vars(layer)) == members
     assert [frame.module for frame in sink.take()] == EVERY_CALL
+
+
+class Refusals:
+    """What torch has against a graph as a CUDA graph: that it writes to inputs which may be elsewhere each time."""
+
+    def __init__(self) -> None:
+        self.found: list[str | None] = []
+        self.backend = aot_autograd(fw_compiler=self._check, bw_compiler=nop)
+
+    def _check(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
+        facts: Any = torch._guards.TracingContext.get().fw_metadata
+        written = OrderedSet(i for i, info in enumerate(facts.input_info) if info.mutates_data)
+        assert written
+        self.found.append(
+            check_for_mutation_ignore_cuda_graph_managed_tensor(
+                graph, OrderedSet(map(str, written)), written, facts.static_input_indices
+            )
+        )
+        return make_boxed_func(graph.forward)
+
+
+@pytest.mark.parametrize("how", [whole, by_block])
+@pytest.mark.parametrize("trains", [False, True])
+def test_rows_are_where_cuda_graphs_may_write_to_them(
+    recorder_name: RecorderName, how: Callable[..., Callable[..., Any]], trains: bool
+) -> None:
+    model, refusals = make(), Refusals()
+    monitor = Monitor(model, recorder=recorder_name, sinks=[])
+    run = how(model, backend=refusals.backend, fullgraph=True)
+    with torch.set_grad_enabled(trains):
+        for _ in range(2):
+            run(x())
+    assert monitor.total_calls == 2 * len(EVERY_CALL)
+    assert set(refusals.found) == {None}
+
+
+def test_a_tensor_of_no_module_is_not() -> None:
+    written, refusals = torch.zeros(3, 8), Refusals()
+    torch.compile(lambda x: written.add_(x), backend=refusals.backend)(x())
+    assert refusals.found[0] is not None and "mutated inputs" in refusals.found[0]
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
