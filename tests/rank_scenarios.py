@@ -171,7 +171,8 @@ def form_anew(of_all: bool, file: str) -> dict[str, Any]:
         file: by which the ranks find each other then. At the port they may still find the store that ends.
     """
     model = Net()
-    Monitor(model, sinks=[], agree=20, group=None if of_all else dist.new_group([0, 1]))
+    group: Any = None if of_all else dist.new_group([0, 1])
+    Monitor(model, sinks=[], agree=20, group=group)
     for _ in range(2):
         model(torch.ones(2, 4))
     dist.barrier()
