@@ -263,6 +263,7 @@ def _stats_to_json(stats: TensorStats) -> dict[str, Any]:
         "dtype": short_name(stats.dtype),
         "shape": list(stats.shape),
         **{name: _plain(getattr(stats, name)) for name in names},
+        "is_counted": stats.is_counted,
     }
 
 

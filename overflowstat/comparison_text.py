@@ -85,8 +85,7 @@ def _ratio(ratio: float) -> str:
 
 
 def _state(stats: TensorStats) -> str:
-    counts = [(stats.nan_count, "nan"), (stats.posinf_count, "+inf"), (stats.neginf_count, "-inf")]
-    return " and ".join(f"{count} {kind}" for count, kind in counts if count) or "all finite"
+    return " and ".join(f"{count} {kind}" for count, kind in stats.bad_counts) or "all finite"
 
 
 def _numbers(stats: TensorStats) -> str:

@@ -160,17 +160,10 @@ def notices(content: TensorStats | str, label: str) -> list[str]:
     return [f"{label} has {what}" for what, there in (("nans", content.has_nan), ("infs", content.has_inf)) if there]
 
 
-def counted(count: int, what: str, stats: TensorStats) -> str:
-    """As "512 of 4096 are nan", and where nobody counted them, "some of 4096 are nan"."""
-    if not stats.is_counted:
-        return f"some of {stats.numel} are {what}"
-    return f"{count} of {stats.numel} {'is' if count == 1 else 'are'} {what}"
-
-
 def bad_numbers(stats: TensorStats, wholly_bad_rows: tuple[int, int] | None = None) -> str:
     """As "512 of 4096 are nan, first at [0, 17, 0], 8 of 64 rows wholly; float16, shape [1, 64, 64]"."""
-    counts = [(stats.nan_count, "nan"), (stats.posinf_count, "+inf"), (stats.neginf_count, "-inf")]
-    found = [counted(count, what, stats) for count, what in counts if count]
+    numel = stats.numel
+    found = [f"{count} of {numel} {'is' if count == '1' else 'are'} {kind}" for count, kind in stats.bad_counts]
     where = f", first at {list(stats.first_bad)}" if stats.first_bad else ""
     bad, rows = wholly_bad_rows or (0, 0)
     wholly = f", {bad} of {rows} rows wholly" if bad else ""

@@ -98,6 +98,12 @@ class TensorStats:
         return NonFinite.of(self.nan_count, self.posinf_count, self.neginf_count)
 
     @property
+    def bad_counts(self) -> list[tuple[str, str]]:
+        """How many there are of each kind that there is, in words: ("512", "nan"), or if not counted ("some", "nan")."""
+        counts = [(self.nan_count, "nan"), (self.posinf_count, "+inf"), (self.neginf_count, "-inf")]
+        return [(str(count) if self.is_counted else "some", kind) for count, kind in counts if count]
+
+    @property
     def is_bad(self) -> bool:
         """Whether any element is NaN or infinite."""
         return self.has_nan or self.has_inf

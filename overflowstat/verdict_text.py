@@ -141,8 +141,7 @@ def _range(content: TensorStats | str) -> str:
     if content.numel == 0:
         return "empty"
     largest = [f"up to {content.finite_abs_max:.3g}"] if content.finite_abs_max == content.finite_abs_max else []
-    counts = [(content.nan_count, "nan"), (content.posinf_count, "+inf"), (content.neginf_count, "-inf")]
-    bad = [f"{count} {what}" for count, what in counts if count]
+    bad = [f"{count} {kind}" for count, kind in content.bad_counts]
     return f"{' and '.join(largest + bad)} ({short_name(content.dtype)})"
 
 

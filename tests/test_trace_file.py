@@ -208,6 +208,21 @@ def test_what_is_allowed_and_not_judged_comes_back(path: Path) -> None:
     assert trace.rows[0].allowed == ("nan", "-inf")
 
 
+def test_what_compiled_code_did_not_count_comes_back(path: Path) -> None:
+    read = [numbers(0.0, 1.0, nan=1), numbers(0.5, 1.0, posinf=1, neginf=1), numbers(0.5, 1.0)]
+    read[:2] = [dataclasses.replace(stats, first_bad=(), is_counted=False) for stats in read[:2]]
+    lines: dict[str, TensorStats | str] = {f"input[{i}]": stats for i, stats in enumerate(read)}
+    made = dataclasses.replace(frame(0, "m", lines), calls=3)
+    write(path, [made])
+    [found] = load_trace(path).frames
+    assert repr(found) == repr(made)
+    assert [line.content.bad_counts for line in found.lines if isinstance(line.content, TensorStats)] == [
+        [("some", "nan")],
+        [("some", "+inf"), ("some", "-inf")],
+        [],
+    ]
+
+
 def test_every_line_is_json_and_the_header_says_who_wrote_it(path: Path) -> None:
     with Monitor(nn.Linear(2, 2), trace_file=path) as monitor:
         monitor.model(torch.ones(1, 2))
