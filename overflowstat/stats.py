@@ -99,7 +99,7 @@ class TensorStats:
 
     @property
     def bad_counts(self) -> list[tuple[str, str]]:
-        """How many there are of each kind that there is, in words: ("512", "nan"), or if not counted ("some", "nan")."""
+        """How many there are of each kind, in words: ("512", "nan"), or if not counted ("some", "nan")."""
         counts = [(self.nan_count, "nan"), (self.posinf_count, "+inf"), (self.neginf_count, "-inf")]
         return [(str(count) if self.is_counted else "some", kind) for count, kind in counts if count]
 
