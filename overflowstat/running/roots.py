@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..dynamo import not_compiled
+from ..dynamo import not_compiled, traced_only
 from ..hooks import is_in_backward, is_watched
 
 __all__ = ["ModuleSet", "RootFinder", "is_any_in_progress"]
@@ -69,6 +69,8 @@ class RootFinder:
     def start(self) -> None:
         known, look = self._known.by_id, self._look
 
+        # On its own it would be compiled with a guard on all that is known, which changes as models come and go.
+        @traced_only
         def hook(module: nn.Module, args: object) -> None:
             if id(module) not in known:
                 look(module)
