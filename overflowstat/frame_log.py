@@ -94,7 +94,7 @@ class FrameLog(Protocol):
         """Keep calls of the module of this number, so many in one, of which all but the weights was read elsewhere.
 
         Args:
-            labels: of its lines, whose contents `read` has.
+            labels: of its lines, in UTF-8, whose contents `read` has.
 
         True as `call` is.
         """

@@ -82,6 +82,9 @@ class Monitor:
 
     What activation checkpointing runs once more in the backward is seen as frames that say so, and is part of no batch.
 
+    A model that torch.compile compiles, or has compiled, is watched inside of its graphs (docs/compiled.md): they read
+    what their modules are given and give, and are judged when they have ended.
+
     The monitor stays attached though nobody keeps it. Copies of the model, deep or pickled, are not watched.
 
     Threads may share the model. Calls that they make at once count as one batch up to the first that ends, of which one
@@ -557,7 +560,7 @@ class Monitor:
                 return
             if exception is not None and self._in_root.was_raised_in_one(exception):
                 if self._in_root.is_in_one:
-                    self._compiled.before_root(self.batch_number)
+                    self._compiled.root_was_called(self.batch_number)
                     try:
                         self._explain(exception)
                     finally:
@@ -566,7 +569,7 @@ class Monitor:
                         self._forget_root_call()
                 return
             captured, traced, ended = None, self._is_traced, None
-            self._compiled.before_root(self.batch_number)
+            self._compiled.root_was_called(self.batch_number)
             calls_before = self._log.calls
             try:
                 self._log.call(0, root, args, kwargs, output)

@@ -77,8 +77,7 @@ class NativeFrameLog:
         return bool(self._log.call(number, module, args, kwargs, output))
 
     def add(self, number: int, module: nn.Module, labels: Sequence[str], read: Measurement, calls: int) -> bool:
-        named = [label.encode("utf-8", "backslashreplace").decode() for label in labels]
-        return bool(self._log.add(number, module, named, read, calls))
+        return bool(self._log.add(number, module, labels, read, calls))
 
     def start_batch(self, number: int, keep_weights: bool) -> None:
         self._log.start_batch(number, keep_weights)

@@ -42,6 +42,18 @@ def in_summary(record_property: Callable[[str, object], None]) -> Callable[[str]
     return lambda text: record_property(IN_SUMMARY, text)
 
 
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """Before the test, nor after it."""
+    from torch._dynamo.utils import counters  # whose import takes a second
+
+    for run_test in (True, False):
+        torch.compiler.reset()
+        counters.clear()
+        if run_test:
+            yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def extension_is_there() -> None:
     """Without it "auto" would fall back, and tests that leave the choice to it would pass without a word."""

@@ -3,7 +3,7 @@
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -16,19 +16,13 @@ from overflowstat import Monitor, NonFiniteError
 from overflowstat.errors import MonitorWarning
 from overflowstat.recorder import RecorderName
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 X = torch.ones(2, 3)
 BACKEND = "eager"  # what is compiled, and when, is the same
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    torch.compiler.reset()
-    counters.clear()
-    yield
-    torch.compiler.reset()
-    counters.clear()
 
 
 def make() -> nn.Sequential:
@@ -107,6 +101,12 @@ class Users(nn.Module):
 EVERY_CALL_OF_USERS = ["net.0", "net.1", "net.2", "net", ""]
 
 
+def of_each_kind(test: Any) -> Any:
+    """With a model of torch's own classes and one of the user's, each compiled in either way."""
+    kinds = pytest.mark.parametrize(("make_model", "calls"), [(make, EVERY_CALL), (Users, EVERY_CALL_OF_USERS)])
+    return pytest.mark.parametrize("how", [compiled, in_place])(kinds(test))
+
+
 def test_a_compiled_part_that_ran_before_is_watched(recorder_name: RecorderName, sink: Keeps) -> None:
     model = make()
     model[0] = cast("nn.Module", torch.compile(model[0], backend=BACKEND))
@@ -128,8 +128,7 @@ def test_what_torch_compile_made_and_ran_before_is_watched(recorder_name: Record
     assert sink.modules() == [*EVERY_CALL, ""]
 
 
-@pytest.mark.parametrize("how", [compiled, in_place])
-@pytest.mark.parametrize(("make_model", "calls"), [(make, EVERY_CALL), (Users, EVERY_CALL_OF_USERS)])
+@of_each_kind
 def test_a_model_that_ran_compiled_before_is_watched_from_the_first_batch_on(
     recorder_name: RecorderName,
     sink: Keeps,
@@ -146,8 +145,7 @@ def test_a_model_that_ran_compiled_before_is_watched_from_the_first_batch_on(
         assert sink.modules() == calls
 
 
-@pytest.mark.parametrize("how", [compiled, in_place])
-@pytest.mark.parametrize(("make_model", "calls"), [(make, EVERY_CALL), (Users, EVERY_CALL_OF_USERS)])
+@of_each_kind
 def test_a_model_is_watched_though_another_of_its_class_was_compiled_before(
     recorder_name: RecorderName,
     sink: Keeps,

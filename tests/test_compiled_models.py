@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,22 +19,17 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils.checkpoint import checkpoint
 
 from overflowstat import DebugUnderflowOverflow, Monitor, NonFiniteError, Policy
+from overflowstat.capture import MAX_DEPTH, TOO_DEEP
 from overflowstat.frames import Frame
 from overflowstat.recorder import RecorderName
 from overflowstat.stats import TensorStats
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 BACKEND = "aot_eager"  # which decomposes, and makes functional, what Inductor then fuses
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    torch.compiler.reset()
-    counters.clear()
-    yield
-    torch.compiler.reset()
-    counters.clear()
 
 
 class Block(nn.Module):
@@ -373,6 +368,33 @@ def test_structures_are_opened_as_in_the_eager_model(recorder_name: RecorderName
     torch.compile(model, backend=BACKEND, fullgraph=True)(x())
     assert shown(sink.take()) == shown(eager)
     assert len(eager[0].lines) == (8 if nested else 3)
+
+
+class Deep(nn.Module):
+    """Calls a module with lists in lists, in the innermost of which is a tensor."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+        self.depth = depth
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Any = x
+        for _ in range(self.depth):
+            value = [value]
+        self.inner(value)
+        return x
+
+
+@pytest.mark.parametrize("depth", [1, MAX_DEPTH, MAX_DEPTH + 1, MAX_DEPTH + 2])
+def test_what_lies_too_deep_is_told_as_that(recorder_name: RecorderName, sink: Keeps, depth: int) -> None:
+    model = Deep(depth)
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    model(x())
+    eager = sink.take()
+    torch.compile(model, backend=BACKEND, fullgraph=True)(x())
+    assert shown(sink.take()) == shown(eager)
+    assert (eager[0].lines[0].content == TOO_DEEP) == (depth > MAX_DEPTH)
 
 
 def test_two_monitors_of_a_compiled_model_see_the_same(recorder_name: RecorderName) -> None:

@@ -67,9 +67,9 @@ def find_cuda_toolkit(environ: Mapping[str, str] = os.environ) -> tuple[CudaTool
 @functools.cache
 def inspect_cuda_toolkit(home: Path) -> CudaToolkit | str:
     """The toolkit in a folder, or what that folder lacks, as the end of a sentence about it."""
-    if missing := missing_part(home):
-        return f"has no {missing}"
     include, library, nvcc = include_folder(home), _library_folder(home), home / "bin" / "nvcc"
+    if include is None or library is None or missing_part(home):
+        return f"has no {missing_part(home)}"
     try:
         version = re.search(r"release (\d+\.\d+)", output_of(nvcc, "--version"))
         numbers = re.findall(r"compute_(\d+)\b", output_of(nvcc, "--list-gpu-arch"))
@@ -80,7 +80,7 @@ def inspect_cuda_toolkit(home: Path) -> CudaToolkit | str:
     capabilities = sorted({(int(number[:-1]), int(number[-1])) for number in numbers})
     architectures = tuple(f"{major}.{minor}" for major, minor in capabilities)
     return CudaToolkit(
-        str(home), str(nvcc), str(include), str(library), version[1], architectures, *_newest_compilers(home)
+        str(home), str(nvcc), str(include), str(library), version[1], architectures, *_newest_compilers(include)
     )
 
 
@@ -107,10 +107,10 @@ def _target(home: Path) -> Path:
     return home / "targets" / f"{platform.machine()}-linux"
 
 
-def _newest_compilers(home: Path) -> tuple[int | None, int | None]:
+def _newest_compilers(include: Path) -> tuple[int | None, int | None]:
     """The bounds that nvcc's crt/host_config.h has for gcc and clang, beyond which it stops with an #error."""
     try:
-        text = (Path(str(include_folder(home))) / "crt" / "host_config.h").read_text("utf-8", errors="replace")
+        text = (include / "crt" / "host_config.h").read_text("utf-8", errors="replace")
     except OSError:
         return None, None
     gcc = re.search(r"#if __GNUC__ > (\d+)", text)

@@ -1,7 +1,7 @@
 """The calls inside of what is compiled: collected from the rows that it leaves, and told to the log."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ class CompiledCalls:
             for module, _, hook in self._hooks.values():
                 hook.row = empty_row(self._device_of(module))
 
-    def new_site(self, number: int, labels: Any, words: Any) -> int:
+    def new_site(self, number: int, labels: Sequence[str], words: Sequence[str]) -> int:
         """Where a graph is made."""
         self.may_have_run = self._was_traced = True
         found = new_site(self._orders.get(number), labels, words)
@@ -126,8 +126,8 @@ class CompiledCalls:
         self._seen.clear()
         self._not_seen_inside.clear()
 
-    def before_root(self, batch_number: int) -> None:
-        """The root was called, of a batch of this number."""
+    def root_was_called(self, batch_number: int) -> None:
+        """In a batch of this number; the log does not know of it yet."""
         self.collect(0)
         missed = [(self._hooks[number][1], self._hooks[number][0]) for number in sorted(self._not_seen_inside)]
         missed = [(name, module) for name, module in missed if self._own_code.give_to(module)]
@@ -189,9 +189,9 @@ class CompiledCalls:
         called.sort(key=lambda call: call.place.order)
         has_something = False
         for call in called:
-            read = GivenMeasurement(len(call.place.shown), call.is_bad, call.contents)
-            labels = [label for label, _ in call.place.shown]
-            has_something |= self._log.add(call.number, self._hooks[call.number][0], labels, read, call.calls)
+            lines = call.place.lines
+            read = GivenMeasurement(len(lines), call.is_bad, call.contents)
+            has_something |= self._log.add(call.number, self._hooks[call.number][0], lines, read, call.calls)
             self._seen.add(call.number)
         return has_something
 

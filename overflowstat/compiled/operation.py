@@ -4,7 +4,7 @@ It is composite: Dynamo sees one call, and the compiler behind it plain reductio
 kernels that make the tensors, so that nothing is read a second time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,22 +13,15 @@ from torch import Tensor
 from ..stats import READABLE_DTYPES
 from ..wording import short_name
 from .row import FIRST_TENSOR, MAXIMA, MOST_SIZES, MOST_TENSORS, ReadTensor
+from .sites import will_read
 
-__all__ = ["read_into", "tell_of_reads_to"]
+__all__ = ["read_into"]
 
 # In it the version of the schema, since the caches of compiled code know an operation by its name.
 NAME = "read_v1"
 
 _LIBRARY: Any = torch.library.Library("overflowstat", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(f"{NAME}(Tensor[] tensors, Tensor(a!) row, int site) -> ()")
-
-_tell: Callable[[int, list[ReadTensor | str]], None] = lambda site, read: None  # noqa: E731
-
-
-def tell_of_reads_to(told: Callable[[int, list[ReadTensor | str]], None]) -> None:
-    """Have told(site, tensors) called where a graph is made: what a row of this site will hold, tensor by tensor."""
-    global _tell
-    _tell = told
 
 
 def read_into(tensors: Sequence[Tensor], row: Tensor, site: int) -> None:
@@ -57,7 +50,7 @@ def _read(tensors: Sequence[Tensor], row: Tensor, site: int) -> None:
                     extremes = list(map(torch.maximum, maxima[-MAXIMA:], extremes))
                     del maxima[-MAXIMA:]
                 maxima += extremes
-        _tell(site, told)
+        will_read(site, told)
         head = [row[0] + 1, *(torch.full_like(row[0], number) for number in (site, *sizes.values()))]
         row[: len(head)].copy_(torch.stack(head))
         if maxima:

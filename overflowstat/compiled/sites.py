@@ -4,11 +4,11 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..capture import text
 from ..stats import TensorStats
-from .operation import tell_of_reads_to
 from .row import FIRST_TENSOR, MAXIMA, MOST_TENSORS, ReadTensor
 
-__all__ = ["Site", "new_site", "site"]
+__all__ = ["Site", "new_site", "site", "will_read"]
 
 
 @dataclass
@@ -42,6 +42,11 @@ class Site:
                 found.append((label + for_all, (at, what)))
         return found
 
+    @functools.cached_property
+    def lines(self) -> list[str]:
+        """Their labels."""
+        return [label for label, _ in self.shown]
+
     def contents(self, row: Sequence[float]) -> list[TensorStats | str]:
         """What the lines show of a row, whose last call was here."""
         sizes = [int(size) for size in row[2:FIRST_TENSOR] if size >= 0]
@@ -57,7 +62,7 @@ _sites: list[Site] = []
 def new_site(order: int | None, labels: Sequence[str], words: Sequence[str]) -> int:
     """A number for it, which is its order where that is None."""
     number = len(_sites)
-    _sites.append(Site(number if order is None else order, labels, words))
+    _sites.append(Site(number if order is None else order, [text(label) for label in labels], words))
     return number
 
 
@@ -65,9 +70,8 @@ def site(number: int) -> Site:
     return _sites[number]
 
 
-def _tell(number: int, read: list[ReadTensor | str]) -> None:
+def will_read(number: int, read: list[ReadTensor | str]) -> None:
+    """Where a graph is made: what a row of the site of this number will hold, tensor by tensor."""
     _sites[number].read = read
-    _sites[number].__dict__.pop("shown", None)
-
-
-tell_of_reads_to(_tell)
+    for made in ("shown", "lines"):
+        _sites[number].__dict__.pop(made, None)

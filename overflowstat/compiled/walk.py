@@ -1,4 +1,5 @@
-"""The walk over what a hook is given, in a form that torch.compile can trace. capture.py tells what is seen."""
+"""The walk over what a hook is given, in a form that torch.compile can trace: no generators, and no code of its own to
+ask what an object is. capture.py tells what is seen."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..capture import MAX_DEPTH
+from ..capture import MAX_DEPTH, TOO_DEEP
 
 __all__ = ["Found", "given"]
 
@@ -54,7 +55,9 @@ def _tensors(value: object, label: str, depth: int, found: Found) -> None:
     if isinstance(value, Tensor):
         _add(value, label, found)
     elif depth == MAX_DEPTH:
-        return
+        if isinstance(value, (tuple, list, Mapping)) and len(value) > 0:
+            found[0].append(label)
+            found[1].append(TOO_DEEP)
     elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
         for name, item in zip(type(value)._fields, value, strict=False):  # type: ignore[attr-defined]
             _tensors(item, f"{label}.{name}", depth + 1, found)
