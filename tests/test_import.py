@@ -71,7 +71,8 @@ except NonFiniteError as error:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", LIMITS)
 def test_the_import_is_quick(compiled: Path, what: str) -> None:
-    script = f"import time\nstart = time.process_time()\n{what}\nprint(time.process_time() - start)"
+    # A collection of all that torch has made takes 70 ms, and falls on whatever import is the next when it is due.
+    script = f"import gc, time\ngc.disable()\nstart = time.process_time()\n{what}\nprint(time.process_time() - start)"
     assert min(float(run(script, compiled)) for _ in range(5)) < LIMITS[what]
 
 
