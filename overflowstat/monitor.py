@@ -279,7 +279,9 @@ class Monitor:
         self._gradients: GradientWatch | None = None
         if check_bool("gradients", gradients):
             self._gradients = GradientWatch(self, self._modules, recorder, policy, self._keep, self._lock)
-        self._compiled = CompiledCalls(self._modules, self._log, self._after_module, nested, self._lock)
+        self._compiled = CompiledCalls(
+            self._modules, self._log, self._after_module, nested, isinstance(recorder, NativeRecorder), self._lock
+        )
         self._attachment = Attachment(
             self._modules,
             self._log,

@@ -1,21 +1,35 @@
 """What a graph reads of a tensor, against the numbers that are in it."""
 
 import math
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from overflowstat.compiled.operation import read_into
+from overflowstat.compiled import operation
 from overflowstat.compiled.row import FIRST_TENSOR, MOST_SIZES, MOST_TENSORS, empty_row, is_bad
 from overflowstat.compiled.sites import new_site, site
+from overflowstat.recorder import RecorderName
 from overflowstat.row import NOTHING, NonFinite
 from overflowstat.stats import TensorStats
 
 NAN, INF = math.nan, math.inf
+is_native = True
 
 EVERY = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2]
+
+
+@pytest.fixture(autouse=True)
+def reads_on(recorder_name: RecorderName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads: the extension's operations, or plain ones."""
+    monkeypatch.setattr(sys.modules[__name__], "is_native", recorder_name == "native")
+
+
+def read_into(tensors: Sequence[Tensor], row: Tensor, number: int) -> None:
+    operation.read_into(tensors, row, number, native=is_native)
 
 
 def read(*tensors: Tensor, times: int = 1) -> list[tuple[str, TensorStats | str]]:
@@ -175,6 +189,47 @@ def test_sizes_that_a_graph_does_not_fix_are_those_of_the_call() -> None:
         assert shapes == [(rows, columns), (columns, 4, rows)]
 
 
+@pytest.mark.parametrize("view", ["transposed", "every other", "expanded", "negative", "conjugate"])
+def test_a_view_is_read_as_it_is_seen(view: str) -> None:
+    base = torch.tensor([[1.0, -2.0, 9.0], [4.0, 0.5, -9.0]])
+    tensor, abs_min, abs_max = {
+        "transposed": (base.t(), 0.5, 9.0),
+        "every other": (base[:, :2][1:], 0.5, 4.0),
+        "expanded": (base[:1, :1].expand(5, 7), 1.0, 1.0),
+        "negative": (torch._neg_view(base[:, :2]), 0.5, 4.0),
+        "conjugate": (torch.complex(base, base * 0).conj(), 0.5, 9.0),
+    }[view]
+    found = stats(tensor)
+    assert (found.abs_min, found.abs_max, found.shape) == (abs_min, abs_max, tuple(tensor.shape))
+
+
+def test_infinities_of_a_negative_view_have_the_sign_that_is_seen() -> None:
+    assert stats(torch._neg_view(torch.tensor([INF, 1.0]))).non_finite is NonFinite.NEGINF
+
+
+def test_what_has_no_elements_this_time_is_shown_as_that() -> None:
+    if not is_native:
+        pytest.skip("plain reductions are none of no elements")
+    number, row = new_site(None, ["a"], [""]), empty_row()
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def run(a: Tensor, some: Tensor) -> Tensor:
+        read_into([a[some]], row, number)
+        return a.sum()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run(torch.tensor([1.0, INF]), torch.tensor([False, False]))
+        assert math.isnan(row_stats(number, row).abs_max) and not row_stats(number, row).is_bad
+        run(torch.tensor([1.0, INF]), torch.tensor([False, True]))
+        assert row_stats(number, row).non_finite is NonFinite.POSINF
+
+
+def row_stats(number: int, row: Tensor) -> TensorStats:
+    [(_, found)] = lines(number, row)
+    assert isinstance(found, TensorStats)
+    return found
+
+
 def test_more_sizes_than_there_is_room_for_are_fixed_and_right() -> None:
     count = MOST_SIZES + 2
     number, row = new_site(None, [str(i) for i in range(count)], [""] * count), empty_row()
@@ -198,5 +253,10 @@ def test_a_row_has_a_place_for_each_thing() -> None:
 def test_the_operation_is_one_that_compilers_may_take_at_its_word(requires_grad: bool) -> None:
     a = torch.randn(3, 4, requires_grad=requires_grad)
     number = new_site(None, ["a", "b"], ["", ""])
-    operation: Any = torch.ops.overflowstat.read_v1.default
-    torch.library.opcheck(operation, ([a, torch.ones(2, dtype=torch.int32)], empty_row(), number))
+    tensors = [a, torch.ones(2, dtype=torch.int32)]
+    operations: Any = torch.ops.overflowstat
+    torch.library.opcheck(operations.read_v2.default, (tensors, empty_row(), number, is_native))
+    if is_native:
+        found = [operations.extremes_v1(tensor) for tensor in tensors]
+        torch.library.opcheck(operations.extremes_v1.default, (a.detach(),))
+        torch.library.opcheck(operations.keep_v1.default, (found, [number, 3], empty_row(), FIRST_TENSOR))

@@ -48,11 +48,18 @@ class CompiledCalls:
         log: which is told of the calls.
         look: called where it then has something to look at.
         nested: see `Monitor`.
+        native: whether the extension reads what is in host memory.
         lock: in which the others of the monitor are.
     """
 
     def __init__(
-        self, modules: ModuleTree, log: FrameLog, look: Callable[[], None], nested: bool, lock: "threading.RLock"
+        self,
+        modules: ModuleTree,
+        log: FrameLog,
+        look: Callable[[], None],
+        nested: bool,
+        native: bool,
+        lock: "threading.RLock",
     ) -> None:
         self._lock = lock
         self._home: torch.device | None = None  # where most rows are
@@ -60,6 +67,7 @@ class CompiledCalls:
         self._log = log
         self._look = look
         self._nested = nested
+        self._native = native
         self._hooks: dict[int, tuple[nn.Module, str, WatchedHook]] = {}
         self._inside: dict[int, list[int]] = {}  # numbers of the modules in one, as far as they were asked for
         self._orders: dict[int, int] = {}  # of modules, those of their first site
@@ -74,7 +82,7 @@ class CompiledCalls:
     def hook(self, number: int, name: str, module: nn.Module, eager: Callable[..., None]) -> WatchedHook:
         """For a module that has not been called yet. `eager` is its hook where it is not compiled."""
         self._home = self._home or self._find_home()
-        hook = WatchedHook(number, eager, self, self._nested, self._device_of(module))
+        hook = WatchedHook(number, eager, self, self._nested, self._native, self._device_of(module))
         self._hooks[number] = module, name, hook
         self._inside.clear()
         return hook

@@ -30,6 +30,7 @@ class WatchedHook(Hook):
         number: of the module.
         compiled: told before `eager` is called, where anything is compiled: it may have left rows by then.
         nested: see `Monitor`.
+        native: whether the extension reads what is in host memory.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class WatchedHook(Hook):
         eager: Callable[..., None],
         compiled: "CompiledCalls",
         nested: bool,
+        native: bool,
         device: torch.device,
     ) -> None:
         self._number = number
         self._eager = eager
         self._compiled = compiled
         self._nested = nested
+        self._native = native
         self.row: Tensor = empty_row(device)
 
     @traced_only
@@ -51,7 +54,7 @@ class WatchedHook(Hook):
         if is_dynamo_compiling():
             if not is_exporting():
                 labels, words, tensors = given(args, kwargs, output, self._nested)
-                read_into(tensors, self.row, self._site(tuple(labels), tuple(words)))
+                read_into(tensors, self.row, self._site(tuple(labels), tuple(words)), self._native)
         else:
             if self._compiled.may_have_run:
                 self._compiled.before_eager(self._number, get_eval_frame_callback())

@@ -1,7 +1,8 @@
 """The operation by which a graph reads the tensors of a module call: some extremes of each, kept in a row.
 
-It is composite: Dynamo sees one call, and the compiler behind it plain reductions, which Inductor fuses into the
-kernels that make the tensors, so that nothing is read a second time.
+It is composite: Dynamo sees one call, and the compiler behind it what that is made of. In host memory the extension
+reads the tensors, where it is there, with operations of csrc/compiled.cpp. Elsewhere these are plain reductions, which
+Inductor fuses into the kernels that make the tensors.
 """
 
 from collections.abc import Sequence
@@ -18,44 +19,54 @@ from .sites import will_read
 __all__ = ["read_into"]
 
 # In it the version of the schema, since the caches of compiled code know an operation by its name.
-NAME = "read_v1"
+NAME = "read_v2"
 
+_OPERATIONS: Any = torch.ops.overflowstat
 _LIBRARY: Any = torch.library.Library("overflowstat", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(f"{NAME}(Tensor[] tensors, Tensor(a!) row, int site) -> ()")
+_LIBRARY.define(f"{NAME}(Tensor[] tensors, Tensor(a!) row, int site, bool native) -> ()")
 
 
-def read_into(tensors: Sequence[Tensor], row: Tensor, site: int) -> None:
+def read_into(tensors: Sequence[Tensor], row: Tensor, site: int, native: bool) -> None:
     """Merge what these hold with what the row has of the calls before, as row.py tells. Traceable.
 
     Args:
         tensors: of any shapes, dtypes and devices.
         row: float64 of shape `[ROW_LENGTH]`.
         site: a number for the place in the program.
+        native: whether the extension, which is loaded then, reads those in host memory: one pass over each.
     """
-    getattr(torch.ops.overflowstat, NAME)(tensors, row, site)
+    getattr(_OPERATIONS, NAME)(tensors, row, site, native)
 
 
-def _read(tensors: Sequence[Tensor], row: Tensor, site: int) -> None:
+def _read(tensors: Sequence[Tensor], row: Tensor, site: int, native: bool) -> None:
     # Runs where a graph is made, with fake tensors. What it tells is the same each time.
     told: list[ReadTensor | str] = []
-    maxima: list[Tensor] = []
+    read: list[Tensor] = []  # maxima of each tensor
     sizes: dict[str, Any] = {}  # those that the graph does not fix, by their formula
     with torch.no_grad():
         for tensor in tensors:
             what = _described(tensor, sizes)
             told.append(what)
             if isinstance(what, ReadTensor) and what.is_read:
-                extremes = [extreme.to(row.device, row.dtype) for extreme in _extremes(tensor.detach())]
-                if len(maxima) == MOST_TENSORS * MAXIMA:  # the last one stands for all that are left
-                    extremes = list(map(torch.maximum, maxima[-MAXIMA:], extremes))
-                    del maxima[-MAXIMA:]
-                maxima += extremes
+                by_extension = native and tensor.device.type == "cpu"
+                extremes = _OPERATIONS.extremes_v1 if by_extension else _extremes
+                read.append(extremes(tensor.detach()).to(row.device))
         will_read(site, told)
-        head = [row[0] + 1, *(torch.full_like(row[0], number) for number in (site, *sizes.values()))]
-        row[: len(head)].copy_(torch.stack(head))
-        if maxima:
-            before = row[FIRST_TENSOR : FIRST_TENSOR + len(maxima)]
-            before.copy_(torch.maximum(before, torch.stack(maxima)))
+        head = [site, *sizes.values()]
+        if native and row.device.type == "cpu":
+            _OPERATIONS.keep_v1(read, head, row, FIRST_TENSOR)
+        else:
+            _keep(read, head, row)
+
+
+def _keep(read: list[Tensor], head: list[Any], row: Tensor) -> None:
+    numbers = [row[0] + 1, *(torch.full_like(row[0], number) for number in head)]
+    row[: len(numbers)].copy_(torch.stack(numbers))
+    while len(read) > MOST_TENSORS:  # the last one stands for all that are left
+        read[-2:] = [torch.maximum(read[-2], read[-1])]
+    if read:
+        before = row[FIRST_TENSOR : FIRST_TENSOR + MAXIMA * len(read)]
+        before.copy_(torch.maximum(before, torch.cat(read)))
 
 
 _LIBRARY.impl(NAME, _read, "CompositeImplicitAutograd")
@@ -76,8 +87,7 @@ def _described(tensor: Tensor, sizes: dict[str, Any]) -> ReadTensor | str:
     return ReadTensor(tensor.dtype, tuple(shape))
 
 
-def _extremes(tensor: Tensor) -> list[Tensor]:
-    """Largest, negated smallest, negated smallest magnitude; each NaN if any number is."""
+def _extremes(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = tensor.abs()
     elif tensor.dtype == torch.bool:
@@ -86,4 +96,4 @@ def _extremes(tensor: Tensor) -> list[Tensor]:
         tensor = tensor.to(torch.float64)  # torch reduces none of these
     elif tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
         tensor = tensor.to(torch.float32)
-    return [tensor.amax(), -tensor.amin().double(), -tensor.abs().amin().double()]
+    return torch.stack([tensor.amax().double(), -tensor.amin().double(), -tensor.abs().amin().double()])

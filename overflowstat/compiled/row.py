@@ -3,6 +3,9 @@
     [0] calls since it was emptied; [1] the site of the last one; [2 ...] sizes that are not fixed in the graph;
     [FIRST_TENSOR + 3 i ...] of tensor i the largest number, the negated smallest, the negated smallest magnitude
 
+In place of the first two stands the largest magnitude of the finite ones where only magnitudes are known of those: the
+larger of the two is the largest magnitude all the same, and infinities are where they would be.
+
 All but the first few are maxima, so that calls are merged by one operation. A NaN in a tensor makes each of them NaN.
 """
 
@@ -58,7 +61,7 @@ class ReadTensor:
         """Of its three numbers in a row, and the sizes that are there."""
         # A graph that an earlier process has left may fix what was not fixed where this one was asked for.
         shape = tuple(size if size >= 0 else sizes[~size] if ~size < len(sizes) else -1 for size in self.shape)
-        if not self.is_read:
+        if not self.is_read or max(numbers) == -math.inf:  # as a row without any: the size was not fixed, and is 0
             return TensorStats(math.nan, math.nan, math.nan, 0, 0, 0, None, 0, self.dtype, shape)
         largest, negated_smallest, negated_abs_min = numbers
         kinds = _kinds(largest, -negated_smallest)
