@@ -13,6 +13,7 @@ __all__ = [
     "get_eval_frame_callback",
     "has_compiled",
     "is_loaded",
+    "is_making_a_program",
     "not_compiled",
     "traced_only",
 ]
@@ -55,6 +56,16 @@ def _frame_strategy(function: Any, called: Any) -> None:
     """Skip the frames of a function, and do that with those that it calls."""
     strategy = _EVAL_FRAME._FrameExecStrategy(_EVAL_FRAME._FrameAction.SKIP, called)
     _EVAL_FRAME.set_code_exec_strategy(function.__code__, strategy)
+
+
+def is_making_a_program() -> bool:
+    """Whether what is called is written down for a program that runs elsewhere: by torch.export, torch.jit.trace, or
+    make_fx. All that is done then is written down with it."""
+    return (
+        torch.compiler.is_exporting()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    )
 
 
 def has_compiled() -> bool:

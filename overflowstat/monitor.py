@@ -20,7 +20,7 @@ from .calls import StageCall, stage_call
 from .captured import CapturedBatch
 from .compiled.calls import CompiledCalls
 from .detections import Detection
-from .dynamo import not_compiled
+from .dynamo import is_making_a_program, not_compiled
 from .errors import AgreementError, BatchLimitReached, NonFiniteError, warn_user
 from .frame_log import Counters
 from .frames import Frame, Line
@@ -244,7 +244,7 @@ class Monitor:
         self._in_root = ThreadsInRoot(model)
         self._captured: list[CapturedBatch] = []
         self._captured_calls = 0
-        self._is_dry_run = False
+        self._is_dry_run = self._has_told_of_programs = False
 
         if is_watched(model):
             warn_user(
@@ -362,6 +362,7 @@ class Monitor:
         Those of a CUDA graph are on their way when its replay is among the work of the current stream.
         """
         with self._lock:
+            self._collect_compiled()
             self._settle(wait=True)
             self._settle_replays()
             if self._gradients is not None:
@@ -380,6 +381,7 @@ class Monitor:
         """
         with self._lock:
             self._unseen.something_ends_batches()
+            self._collect_compiled()
             if self._log.is_begun and not is_capturing():
                 traced, ended = self._is_traced, self.batch_number
                 self._end_batch()
@@ -484,6 +486,7 @@ class Monitor:
     def _before_optimizer_step(self, optimizer: Optimizer) -> None:
         with self._lock:
             if self._check == "step":
+                self._collect_compiled()
                 self._settle(wait=True)
                 self._settle_replays()
             if self._gradients is not None:
@@ -522,7 +525,15 @@ class Monitor:
                 "stages of a pipeline cannot agree after each forward, whose end the next stage waits for: "
                 'Monitor(..., agree=True, batch_ends="step"), and monitor.step() after schedule.step(...)'
             )
-        if called_as is StageCall.SHAPES:
+        is_written_down = is_making_a_program()
+        if called_as is StageCall.SHAPES or is_written_down:
+            if is_written_down and not self._has_told_of_programs:
+                self._has_told_of_programs = True
+                name = type(self._modules.root).__name__
+                warn_user(
+                    f"what torch.export or torch.jit.trace makes of {name} is not watched; what torch.export.unflatten "
+                    "makes of a program can be"
+                )
             self._is_dry_run = True
             self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)
             return
@@ -634,6 +645,12 @@ class Monitor:
             follow = self._gradients is not None and self._forward_ends_batch
             self._agreement.end_batch(gradients_follow=follow)
         self._stop_after_last_batch()
+
+    def _collect_compiled(self) -> None:
+        """What graphs have left that no module call was around: compiled functions that call modules of the model, and
+        replays of a CUDA graph that they are in."""
+        if not self._in_root.is_in_one and self._compiled.collect(0):
+            self._after_module()
 
     def _settle_replays(self) -> None:
         """Judge the last replay of each captured forward that has been replayed since this was done before."""

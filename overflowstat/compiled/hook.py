@@ -55,7 +55,7 @@ class WatchedHook(Hook):
             if not is_exporting():
                 labels, words, tensors = given(args, kwargs, output, self._nested)
                 read_into(tensors, self.row, self._site(tuple(labels), tuple(words)), self._native)
-        else:
+        elif not is_exporting():
             if self._compiled.may_have_run:
                 self._compiled.before_eager(self._number, get_eval_frame_callback())
             self._eager(module, args, kwargs, output)

@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..dynamo import not_compiled, traced_only
+from ..dynamo import is_making_a_program, not_compiled, traced_only
 from ..hooks import is_in_backward, is_watched
 
 __all__ = ["ModuleSet", "RootFinder", "is_any_in_progress"]
@@ -136,7 +136,5 @@ def _is_copy(module: nn.Module) -> bool:
 
 
 def _computes_nothing() -> bool:
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return True
-    keys = torch._C._TorchDispatchModeKey
-    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY))
+    fake = torch._C._TorchDispatchModeKey.FAKE
+    return torch.compiler.is_compiling() or is_making_a_program() or torch._C._get_dispatch_mode(fake) is not None
