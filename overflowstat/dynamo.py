@@ -16,6 +16,7 @@ __all__ = [
     "is_making_a_program",
     "not_compiled",
     "traced_only",
+    "value_in_graph",
 ]
 
 _EVAL_FRAME = torch._C._dynamo.eval_frame
@@ -66,6 +67,18 @@ def is_making_a_program() -> bool:
         or torch._C._get_tracing_state() is not None
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
     )
+
+
+def value_in_graph(tensor: torch.Tensor) -> object | None:
+    """What stands for the numbers of a tensor where AOTAutograd makes a graph, as long as they are the same: a write to
+    the tensor, or to one that shares memory with it, makes it another object. None elsewhere."""
+    functional = sys.modules.get("torch._subclasses.functional_tensor")
+    if functional is None or not isinstance(tensor, functional.FunctionalTensor):
+        return None
+    functions: Any = torch
+    functions._sync(tensor)
+    value: object = functions._from_functional_tensor(tensor.elem)
+    return value
 
 
 def has_compiled() -> bool:

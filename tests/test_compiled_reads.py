@@ -2,12 +2,13 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 
 from overflowstat.compiled import operation
 from overflowstat.compiled.row import FIRST_TENSOR, MOST_SIZES, MOST_TENSORS, empty_row, is_bad
@@ -260,3 +261,65 @@ def test_the_operation_is_one_that_compilers_may_take_at_its_word(requires_grad:
         found = [operations.extremes_v1(tensor) for tensor in tensors]
         torch.library.opcheck(operations.extremes_v1.default, (a.detach(),))
         torch.library.opcheck(operations.keep_v1.default, (found, [number, 3], empty_row(), FIRST_TENSOR))
+
+
+def operations(function: Callable[..., Tensor], *given: Tensor) -> list[str]:
+    """Names of those in the graph that is made of it."""
+    found: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, examples: object) -> torch.fx.GraphModule:
+        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    torch.compile(function, backend=aot_autograd(fw_compiler=note), fullgraph=True)(*given)
+    return found
+
+
+def reads_in(names: list[str]) -> int:
+    return sum(name.startswith(("overflowstat.extremes_v1", "aten.amax")) for name in names)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_what_one_module_gives_and_others_take_is_read_once() -> None:
+    rows, number = [empty_row() for _ in range(3)], new_site(None, [], [])
+
+    def run(x: Tensor) -> Tensor:
+        y = x * 2
+        z = y + 1
+        read_into([x, y], rows[0], number)
+        read_into([y, z], rows[1], number)
+        read_into([y, z, x], rows[2], number)
+        return z
+
+    with torch.no_grad():
+        assert reads_in(operations(run, torch.tensor([1.0, -3.0]))) == 3
+    maxima = [row[FIRST_TENSOR : FIRST_TENSOR + 9].view(3, 3) for row in rows]
+    abs_max = [[max(float(found[0]), float(found[1])) for found in of_row] for of_row in maxima]
+    assert abs_max == [[3.0, 6.0, -INF], [6.0, 5.0, -INF], [6.0, 5.0, 3.0]]
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("write", ["in place", "by a view", "by the base", "to memory that it was made of"])
+@pytest.mark.parametrize("is_input", [False, True])
+def test_what_was_written_to_in_between_is_read_again(write: str, is_input: bool) -> None:
+    rows, number = [empty_row() for _ in range(3)], new_site(None, [], [])
+
+    def run(x: Tensor) -> Tensor:
+        y = x if is_input else x * 2
+        part = y[:1]
+        read_into([part if write == "by the base" else y], rows[0], number)
+        if write == "in place":
+            y.add_(INF)
+        elif write == "by a view":
+            part.mul_(INF)
+        elif write == "by the base":
+            y.fill_(INF)
+        else:
+            y.detach().view(2, 1)[0].fill_(INF)
+        read_into([part if write == "by the base" else y], rows[1], number)
+        read_into([part if write == "by the base" else y], rows[2], number)
+        return y + 1
+
+    with torch.no_grad():
+        assert reads_in(operations(run, torch.tensor([1.0, 3.0]))) == 2
+    assert is_bad(torch.stack(rows)).tolist() == [False, True, True]

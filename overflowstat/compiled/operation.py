@@ -5,12 +5,13 @@ reads the tensors, where it is there, with operations of csrc/compiled.cpp. Else
 Inductor fuses into the kernels that make the tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..dynamo import value_in_graph
 from ..stats import READABLE_DTYPES
 from ..wording import short_name
 from .row import FIRST_TENSOR, MAXIMA, MOST_SIZES, MOST_TENSORS, ReadTensor
@@ -21,6 +22,7 @@ __all__ = ["read_into"]
 # In it the version of the schema, since the caches of compiled code know an operation by its name.
 NAME = "read_v2"
 
+_HAS_READ = "_overflowstat_has_read"
 _OPERATIONS: Any = torch.ops.overflowstat
 _LIBRARY: Any = torch.library.Library("overflowstat", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(f"{NAME}(Tensor[] tensors, Tensor(a!) row, int site, bool native) -> ()")
@@ -49,8 +51,7 @@ def _read(tensors: Sequence[Tensor], row: Tensor, site: int, native: bool) -> No
             told.append(what)
             if isinstance(what, ReadTensor) and what.is_read:
                 by_extension = native and tensor.device.type == "cpu"
-                extremes = _OPERATIONS.extremes_v1 if by_extension else _extremes
-                read.append(extremes(tensor.detach()).to(row.device))
+                read.append(_once(tensor, _OPERATIONS.extremes_v1 if by_extension else _extremes).to(row.device))
         will_read(site, told)
         head = [site, *sizes.values()]
         if native and row.device.type == "cpu":
@@ -85,6 +86,18 @@ def _described(tensor: Tensor, sizes: dict[str, Any]) -> ReadTensor | str:
             sizes.setdefault(str(size), size)
             shape.append(~list(sizes).index(str(size)))
     return ReadTensor(tensor.dtype, tuple(shape))
+
+
+def _once(tensor: Tensor, extremes: Callable[[Tensor], Tensor]) -> Tensor:
+    """Those of a tensor, in a graph that has them already just these: what one module gives, the next one takes."""
+    value = value_in_graph(tensor)
+    if value is None:
+        return extremes(tensor.detach())
+    has_read = getattr(tensor, _HAS_READ, None)
+    if has_read is None or has_read[0] is not value:
+        has_read = value, extremes(tensor.detach())
+        setattr(tensor, _HAS_READ, has_read)
+    return has_read[1]
 
 
 def _extremes(tensor: Tensor) -> Tensor:
