@@ -537,6 +537,7 @@ class Monitor:
             self._is_dry_run = True
             self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)
             return
+        self._is_dry_run = False  # an export that raises does not call the hook that ends it
         with self._lock:
             self._unseen.something_ends_batches()
             self._in_root.forget_told()
