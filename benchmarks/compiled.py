@@ -30,6 +30,7 @@ from transformers.debug_utils import DebugUnderflowOverflow as Reference
 from overflowstat import Monitor
 
 PLAIN = "compiled"
+REFERENCE = "compiled, reference"
 
 
 def bert_base() -> tuple[nn.Module, Tensor]:
@@ -55,11 +56,19 @@ WAYS: dict[str, Callable[[nn.Module], object]] = {
     PLAIN: lambda model: None,
     "compiled, watched": Monitor,
     "compiled, watched, weights on change": lambda model: Monitor(model, weights="on_change"),
+    "compiled, watched by reductions, weights on change": lambda model: by_reductions(model),
     "eager": lambda model: None,
     "eager, watched": Monitor,
-    "compiled, reference": Reference,
+    REFERENCE: Reference,
 }
-COMPILED_WHOLE = (PLAIN, "compiled, watched", "compiled, watched, weights on change")
+
+
+def by_reductions(model: nn.Module) -> Monitor:
+    """As where the extension does not read: for the choice between the two, which is no option of a monitor."""
+    monitor = Monitor(model, weights="on_change")
+    for _, _, hook in monitor._compiled._hooks.values():
+        hook._native = False
+    return monitor
 
 
 def work(way: str, model_name: str) -> None:
@@ -69,7 +78,7 @@ def work(way: str, model_name: str) -> None:
     model.eval()  # dropout would take more than what is measured
     watcher = WAYS[way](model)
     # The first graph break, which it says it cannot do without, is the reference's own.
-    run: Any = torch.compile(model, fullgraph=way in COMPILED_WHOLE) if way.startswith("compiled") else model
+    run: Any = torch.compile(model, fullgraph=way != REFERENCE) if way.startswith(PLAIN) else model
     steps = {"forward": forward(run, (ids,)), "training step": training_step(run, ids)}
     seconds = {}
     for name, step in steps.items():
@@ -98,7 +107,7 @@ class Worker:
             [sys.executable, __file__, "--worker", way, model_name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if way == "compiled, reference" else None,  # Dynamo warns of each print
+            stderr=subprocess.DEVNULL if way == REFERENCE else None,  # Dynamo warns of each print
             text=True,
             env=environment,
         )
@@ -123,23 +132,20 @@ class Worker:
         self._process.communicate()
 
 
-def measure(model_name: str, rounds: int, budget: float) -> dict[str, Any]:
-    workers = {way: Worker(way, model_name) for way in WAYS}
+def measure(model_name: str, ways: list[str], rounds: int, budget: float) -> dict[str, Any]:
+    workers = {way: Worker(way, model_name) for way in dict.fromkeys((PLAIN, *ways))}
     found: dict[str, Any] = {"model": model_name, "modules": workers[PLAIN].began["modules"], "ratio_to_compiled": {}}
     for step in ("forward", "training step"):
         contenders: dict[str, Callable[[], object]] = {
             way: functools.partial(worker.run, step) for way, worker in workers.items()
         }
-        timings = interleaved(contenders, rounds, "cpu", budget=budget, rare=("compiled, reference",))
+        timings = interleaved(contenders, rounds, "cpu", budget=budget, rare=(REFERENCE,))
         found["rounds"] = len(timings[PLAIN].rounds)
         found["ratio_to_compiled"][step] = ratios(timings)
     plain = workers[PLAIN]
-    found["compilation_ratio"] = {
-        way: total(worker) / total(plain) for way, worker in workers.items() if way in COMPILED_WHOLE
-    }
-    found["peak_memory_ratio"] = {
-        way: worker.peak_kilobytes / plain.peak_kilobytes for way, worker in workers.items() if way in COMPILED_WHOLE
-    }
+    whole = {way: worker for way, worker in workers.items() if way.startswith(PLAIN) and way != REFERENCE}
+    found["compilation_ratio"] = {way: total(worker) / total(plain) for way, worker in whole.items()}
+    found["peak_memory_ratio"] = {way: worker.peak_kilobytes / plain.peak_kilobytes for way, worker in whole.items()}
     for worker in workers.values():
         worker.end()
     return found
@@ -158,6 +164,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="at most; the first one is not kept")
     parser.add_argument("--budget", type=float, default=60, help="seconds for each model and step")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS), help="besides the plain one")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -166,7 +173,7 @@ def main() -> None:
         return
     figures = []
     for name in options.models:
-        found = measure(name, options.rounds, options.budget)
+        found = measure(name, options.ways, options.rounds, options.budget)
         figures.append(found)
         for step, of_ways in found["ratio_to_compiled"].items():
             for way, ratio in of_ways.items():

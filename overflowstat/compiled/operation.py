@@ -101,6 +101,7 @@ def _once(tensor: Tensor, extremes: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _extremes(tensor: Tensor) -> Tensor:
+    """As row.py has them, and csrc/compiled.cpp makes them."""
     if tensor.is_complex():
         tensor = tensor.abs()
     elif tensor.dtype == torch.bool:
