@@ -3,8 +3,9 @@
     python benchmarks/compiled.py --json benchmarks/results/compiled-here.json
 
 Each way to watch has a process of its own, since Dynamo keeps what it has compiled with the code of a class. They are
-timed in turn, by the clock of the parent, which costs each some tens of microseconds more. Compilation, of a forward
-without gradients and of one with, is timed once, without caches, one process after the other.
+timed in turn, by the clock of the parent, which costs each some tens of microseconds more. The memory of a step is what
+is resident at its peak beyond what was before it. Compilation, of a forward without gradients and of one with, is timed
+once, without caches, one process after the other.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import functools
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -87,9 +89,23 @@ def work(way: str, model_name: str) -> None:
         seconds[name] = time.perf_counter() - start
     print(json.dumps({"compilation": seconds, "modules": sum(1 for _ in model.modules())}), flush=True)
     for line in sys.stdin:
+        before = forget_peak()
         steps[line.strip()]()
-        print(json.dumps({"peak_kilobytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}), flush=True)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(json.dumps({"peak_kilobytes": peak, "step_kilobytes": resident("VmHWM") - before}), flush=True)
     del watcher
+
+
+def forget_peak() -> int:
+    """Have the peak of the resident memory begin anew, by clear_refs of proc(5); gives what is resident, in KiB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+def resident(what: str) -> int:
+    """A line of /proc/self/status, in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
 
 
 def training_step(model: Any, ids: Tensor) -> Callable[[], object]:
@@ -113,6 +129,7 @@ class Worker:
         )
         self.began = self._answer()
         self.peak_kilobytes = 0
+        self.step_kilobytes: dict[str, list[int]] = {}
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -126,7 +143,9 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.write(step + "\n")
         self._process.stdin.flush()
-        self.peak_kilobytes = self._answer()["peak_kilobytes"]
+        answer = self._answer()
+        self.peak_kilobytes = answer["peak_kilobytes"]
+        self.step_kilobytes.setdefault(step, []).append(answer["step_kilobytes"])
 
     def end(self) -> None:
         self._process.communicate()
@@ -146,6 +165,10 @@ def measure(model_name: str, ways: list[str], rounds: int, budget: float) -> dic
     whole = {way: worker for way, worker in workers.items() if way.startswith(PLAIN) and way != REFERENCE}
     found["compilation_ratio"] = {way: total(worker) / total(plain) for way, worker in whole.items()}
     found["peak_memory_ratio"] = {way: worker.peak_kilobytes / plain.peak_kilobytes for way, worker in whole.items()}
+    found["step_mebibytes"] = {
+        step: {way: statistics.median(worker.step_kilobytes[step]) / 1024 for way, worker in workers.items()}
+        for step in found["ratio_to_compiled"]
+    }
     for worker in workers.values():
         worker.end()
     return found
@@ -178,6 +201,10 @@ def main() -> None:
         for step, of_ways in found["ratio_to_compiled"].items():
             for way, ratio in of_ways.items():
                 print(f"{name}, {step}: {way} {Ratio(**ratio)}")
+        for step, of_ways in found["step_mebibytes"].items():
+            print(
+                f"{name}, {step}, MiB at its peak: " + ", ".join(f"{way} {size:.0f}" for way, size in of_ways.items())
+            )
         for what in ("compilation_ratio", "peak_memory_ratio"):
             print(f"{name}, {what}: " + ", ".join(f"{way} {ratio:.2f}" for way, ratio in found[what].items()))
     if options.json is not None:
