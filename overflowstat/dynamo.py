@@ -60,13 +60,10 @@ def _frame_strategy(function: Any, called: Any) -> None:
 
 
 def is_making_a_program() -> bool:
-    """Whether what is called is written down for a program that runs elsewhere: by torch.export, torch.jit.trace, or
-    make_fx. All that is done then is written down with it."""
-    return (
-        torch.compiler.is_exporting()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
-    )
+    """Whether what is called computes nothing, and is written down for a program that will: by torch.export or make_fx. All
+    that is done then is written down with it."""
+    proxy = torch._C._TorchDispatchModeKey.PROXY
+    return torch.compiler.is_exporting() or torch._C._get_dispatch_mode(proxy) is not None
 
 
 def value_in_graph(tensor: torch.Tensor) -> object | None:

@@ -531,8 +531,8 @@ class Monitor:
                 self._has_told_of_programs = True
                 name = type(self._modules.root).__name__
                 warn_user(
-                    f"what torch.export or torch.jit.trace makes of {name} is not watched; what torch.export.unflatten "
-                    "makes of a program can be"
+                    f"what torch.export makes of {name} is not watched; what torch.export.unflatten makes of that can "
+                    "be"
                 )
             self._is_dry_run = True
             self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)

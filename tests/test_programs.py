@@ -1,7 +1,6 @@
-"""What torch.export and torch.jit.trace make of a watched model is that of the model alone."""
+"""What torch.export makes of a watched model is that of the model alone."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -25,11 +24,6 @@ def exported(model: nn.Module) -> str:
     return str(torch.export.export(model, (X,)).graph)
 
 
-def traced(model: nn.Module) -> str:
-    trace: Any = torch.jit.trace
-    return " ".join(node.kind() for node in trace(model, (X,), check_trace=False).inlined_graph.nodes())
-
-
 def made_fx(model: nn.Module) -> str:
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -41,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-WAYS = pytest.mark.parametrize("program", [exported, traced, made_fx])
+WAYS = pytest.mark.parametrize("program", [exported, made_fx])
 
 
 @WAYS
@@ -62,7 +56,7 @@ def test_making_a_program_is_no_batch_and_the_model_is_watched_after_it(
     model, sink = make(), Keeps()
     monitor = Monitor(model, recorder=recorder_name, sinks=[sink])
     model(X)
-    with pytest.warns(MonitorWarning, match="what torch.export or torch.jit.trace makes of Sequential is not watched"):
+    with pytest.warns(MonitorWarning, match="what torch.export makes of Sequential is not watched"):
         program(model)
     assert (monitor.batch_number, monitor.total_calls) == (1, 4)
     with pytest.raises(NonFiniteError, match=r"first in 0 \(Linear\), input\[0\]"):

@@ -136,5 +136,6 @@ def _is_copy(module: nn.Module) -> bool:
 
 
 def _computes_nothing() -> bool:
-    fake = torch._C._TorchDispatchModeKey.FAKE
-    return torch.compiler.is_compiling() or is_making_a_program() or torch._C._get_dispatch_mode(fake) is not None
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_making_a_program():
+        return True
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
