@@ -60,8 +60,8 @@ def _frame_strategy(function: Any, called: Any) -> None:
 
 
 def is_making_a_program() -> bool:
-    """Whether what is called computes nothing, and is written down for a program that will: by torch.export or make_fx. All
-    that is done then is written down with it."""
+    """Whether what is called computes nothing, and is written down for a program that will, by torch.export or make_fx.
+    All that is done then is written down with it."""
     proxy = torch._C._TorchDispatchModeKey.PROXY
     return torch.compiler.is_exporting() or torch._C._get_dispatch_mode(proxy) is not None
 
