@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from keeps import Keeps
-from ranks import RankServer
+from ranks import GLOO_ENDS, RankServer
 from running import Server
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import optimizer
@@ -143,12 +143,8 @@ def two_processes(tmp_path: Path) -> Callable[[str], str]:
 
     def run(script: str) -> str:
         file, tests = tmp_path / "script.py", Path(__file__).parent
-        # Gloo's thread still holds the work of the last backward, and with that, from torch 2.14 on, a Python object. A
-        # process that ends before it has let go of that aborts ("terminate called without an active exception").
-        file.write_text(
-            "import os, time\ndef say(*what):\n    os.write(1, (' '.join(map(str, what)) + '\\n').encode())\n"
-            f"{script}\ntime.sleep(1)\n"
-        )
+        said = "import os\ndef say(*what):\n    os.write(1, (' '.join(map(str, what)) + '\\n').encode())\n"
+        file.write_text(said + script + GLOO_ENDS)
         threads = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(file)],

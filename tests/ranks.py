@@ -13,9 +13,13 @@ from typing import Any
 
 from running import ENVIRONMENT, HERE
 
-__all__ = ["LONG", "RankServer", "free_port"]
+__all__ = ["GLOO_ENDS", "LONG", "RankServer", "free_port"]
 
 LONG = 60.0  # seconds, after which a rank hangs
+
+# Last in a script. Gloo's thread still holds the work of the last backward, and with that, from torch 2.14 on, a Python
+# object. A process that ends before it has let go of that aborts ("terminate called without an active exception").
+GLOO_ENDS = "\nimport time\ntime.sleep(1)\n"
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from documents import code
-from ranks import free_port
+from ranks import GLOO_ENDS, free_port
 from running import ENVIRONMENT, Ended, write
 
 from overflowstat.commands.check_distributed import COMMAND
@@ -142,7 +142,7 @@ def test_the_job_of_slurm_does_the_check(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_ranks_of_the_script_raise_what_is_shown(tmp_path: Path) -> None:
-    write(tmp_path, "train.py", SCRIPT)
+    write(tmp_path, "train.py", SCRIPT + GLOO_ENDS)
     found = ended(start(tmp_path, AGREE))
     assert found.status == 1
     first, second = SHOWN.replace("node-7", HOST).splitlines()
@@ -154,7 +154,7 @@ def test_all_ranks_of_the_script_raise_what_is_shown(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_traces_of_two_ranks_are_compared(tmp_path: Path) -> None:
-    write(tmp_path, "train.py", SCRIPT)
+    write(tmp_path, "train.py", SCRIPT + GLOO_ENDS)
     traced = ended(start(tmp_path, TRACE))
     assert traced.status == 0, traced.errors
     compared = ended(start(tmp_path, COMPARE))
