@@ -1,6 +1,7 @@
 // Operations that graphs of torch.compile call: overflowstat/compiled/operation.py puts them there.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -82,20 +83,33 @@ void keep(at::TensorList maxima, at::IntArrayRef head, const at::Tensor& row, in
 
 void keep_meta(at::TensorList, c10::SymIntArrayRef, const at::Tensor&, int64_t) {}
 
+at::Tensor kept(at::TensorList maxima, at::IntArrayRef head, const at::Tensor& row, int64_t first) {
+  at::Tensor result = row.clone();
+  keep(maxima, head, result, first);
+  return result;
+}
+
+at::Tensor kept_meta(at::TensorList, c10::SymIntArrayRef, const at::Tensor& row, int64_t) {
+  return at::empty_like(row);
+}
+
 }  // namespace
 
 // In the names are the versions of the schemas, since the caches of compiled code know an operation by its name.
 TORCH_LIBRARY_FRAGMENT(overflowstat, library) {
   library.def("extremes_v1(Tensor tensor) -> Tensor");
   library.def("keep_v1(Tensor[] maxima, SymInt[] head, Tensor(a!) row, int first) -> ()");
+  library.def("kept_v1(Tensor[] maxima, SymInt[] head, Tensor row, int first) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(overflowstat, CPU, library) {
   library.impl("extremes_v1", extremes);
   library.impl("keep_v1", keep);
+  library.impl("kept_v1", kept);
 }
 
 TORCH_LIBRARY_IMPL(overflowstat, Meta, library) {
   library.impl("extremes_v1", extremes_meta);
   library.impl("keep_v1", keep_meta);
+  library.impl("kept_v1", kept_meta);
 }

@@ -5,6 +5,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 import torch
+from torch._ops import OpOverload
 
 __all__ = [
     "compiled_versions",
@@ -12,6 +13,7 @@ __all__ = [
     "forget_wrapped_functions",
     "get_eval_frame_callback",
     "has_compiled",
+    "in_place_by_inductor",
     "is_loaded",
     "is_making_a_program",
     "not_compiled",
@@ -64,6 +66,27 @@ def is_making_a_program() -> bool:
     All that is done then is written down with it."""
     proxy = torch._C._TorchDispatchModeKey.PROXY
     return torch.compiler.is_exporting() or torch._C._get_dispatch_mode(proxy) is not None
+
+
+def in_place_by_inductor(operation: OpOverload, in_place: OpOverload, written: int) -> None:
+    """Have Inductor, where it is loaded, call another operation, that gives nothing and writes to an argument, in place
+    of one whose result is copied to that argument, an input of the graph, and used nowhere else.
+
+    It could have one that writes from the beginning, but spends 12 ms on each call of such a one, in a pass of its own
+    (decompose_auto_functionalized).
+
+    Args:
+        written: the place of the argument, in both.
+    """
+    passes: Any = sys.modules.get("torch._inductor.fx_passes.reinplace")
+    if passes is None or operation in getattr(passes, "inplaceable_ops", {operation}):
+        return
+
+    def is_only_copied(node: Any) -> bool:
+        copied = all(user.target is torch.ops.aten.copy_.default for user in node.users)
+        return copied and node.args[written].op == "placeholder"
+
+    passes.inplaceable_ops[operation] = passes.InplaceableOp(in_place, written, is_only_copied)
 
 
 def value_in_graph(tensor: torch.Tensor) -> object | None:

@@ -1,6 +1,7 @@
 """What a graph reads of a tensor, against the numbers that are in it."""
 
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.utils import run_and_get_code
 
 from overflowstat.compiled import operation
 from overflowstat.compiled.row import FIRST_TENSOR, MOST_SIZES, MOST_TENSORS, empty_row, is_bad
@@ -260,7 +262,27 @@ def test_the_operation_is_one_that_compilers_may_take_at_its_word(requires_grad:
     if is_native:
         found = [operations.extremes_v1(tensor) for tensor in tensors]
         torch.library.opcheck(operations.extremes_v1.default, (a.detach(),))
-        torch.library.opcheck(operations.keep_v1.default, (found, [number, 3], empty_row(), FIRST_TENSOR))
+        for keeps in (operations.keep_v1, operations.kept_v1):
+            torch.library.opcheck(keeps.default, (found, [number, 3], empty_row(), FIRST_TENSOR))
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize(("calls", "left"), [(1, ["keep_v1"]), (2, ["kept_v1", "kept_v1"])])
+def test_a_row_that_is_written_once_is_written_in_place(calls: int, left: list[str]) -> None:
+    if not is_native:
+        pytest.skip("plain reductions write to their rows")
+    row, number = empty_row(), new_site(None, [], [])
+
+    def run(x: Tensor) -> Tensor:
+        for _ in range(calls):
+            read_into([x], row, number)
+            x = x * 2
+        return x
+
+    x = torch.tensor([1.0, -3.0])
+    _, programs = run_and_get_code(torch.compile(run, fullgraph=True), x)
+    assert re.findall(r"overflowstat\.(\w+)\.default\(\[", "".join(programs)) == left
+    assert row[0] == calls and row[FIRST_TENSOR : FIRST_TENSOR + 3].tolist() == [3.0 * calls, 3.0 * calls, -1.0]
 
 
 def operations(function: Callable[..., Tensor], *given: Tensor) -> list[str]:

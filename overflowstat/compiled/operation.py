@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dynamo import value_in_graph
+from ..dynamo import in_place_by_inductor, value_in_graph
 from ..stats import READABLE_DTYPES
 from ..wording import short_name
 from .row import FIRST_TENSOR, MAXIMA, MOST_SIZES, MOST_TENSORS, ReadTensor
@@ -55,7 +55,8 @@ def _read(tensors: Sequence[Tensor], row: Tensor, site: int, native: bool) -> No
         will_read(site, told)
         head = [site, *sizes.values()]
         if native and row.device.type == "cpu":
-            _OPERATIONS.keep_v1(read, head, row, FIRST_TENSOR)
+            in_place_by_inductor(_OPERATIONS.kept_v1.default, _OPERATIONS.keep_v1.default, 2)
+            row.copy_(_OPERATIONS.kept_v1(read, head, row, FIRST_TENSOR))
         else:
             _keep(read, head, row)
 
