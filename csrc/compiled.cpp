@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -59,21 +60,33 @@ at::Tensor extremes_meta(const at::Tensor&) {
 
 double largest(double a, double b) { return std::isnan(a) || b < a ? a : b; }
 
-// Counts in row[0], puts the head behind that, and from `first` on merges maxima of one tensor after the other. Those
-// for which there is no room are merged with the last.
-void keep(at::TensorList maxima, at::IntArrayRef head, const at::Tensor& row, int64_t first) {
-  TORCH_CHECK(row.is_contiguous() && row.scalar_type() == at::kDouble, "overflowstat::keep_v1: the row is not float64");
-  double* const begin = row.mutable_data_ptr<double>();
-  double* const end = begin + row.numel();
-  TORCH_CHECK(static_cast<int64_t>(head.size()) < first && first <= row.numel(),
-              "overflowstat::keep_v1: the row is too short");
+// Ticks at each call that is kept, in the whole process: tells the order of calls in programs that know nothing of each
+// other.
+std::atomic<int64_t> calls_kept{0};
+
+// As overflowstat/compiled/row.py has it: one more call in the row of this number, of this site, and from `first_size`
+// and `first_tensor` on its sizes, and maxima of one tensor after the other. Those for which there is no room are
+// merged with the last.
+void keep(const at::Tensor& rows, int64_t number, int64_t site, at::IntArrayRef sizes, at::TensorList maxima,
+          int64_t first_size, int64_t first_tensor) {
+  TORCH_CHECK(rows.dim() == 2 && rows.is_contiguous() && rows.scalar_type() == at::kDouble && 0 <= number &&
+                  number < rows.size(0),
+              "overflowstat::keep_v2: the rows are not float64, or this is none of them");
+  const int64_t length = rows.size(1), count_of_sizes = static_cast<int64_t>(sizes.size());
+  TORCH_CHECK(3 <= first_size && first_size + count_of_sizes <= first_tensor && first_tensor <= length,
+              "overflowstat::keep_v2: the row is too short");
+  double* const begin = rows.mutable_data_ptr<double>() + number * length;
+  double* const end = begin + length;
   begin[0] += 1;
-  std::transform(head.begin(), head.end(), begin + 1, [](int64_t number) { return static_cast<double>(number); });
-  double* into = begin + first;
+  begin[1] = static_cast<double>(site);
+  begin[2] = static_cast<double>(++calls_kept);
+  std::transform(sizes.begin(), sizes.end(), begin + first_size,
+                 [](int64_t size) { return static_cast<double>(size); });
+  double* into = begin + first_tensor;
   for (const at::Tensor& of_tensor : maxima) {
     const int64_t count = of_tensor.numel();
-    TORCH_CHECK(of_tensor.is_contiguous() && of_tensor.scalar_type() == at::kDouble && first + count <= row.numel(),
-                "overflowstat::keep_v1: maxima are not float64, or more than a row has");
+    TORCH_CHECK(of_tensor.is_contiguous() && of_tensor.scalar_type() == at::kDouble && first_tensor + count <= length,
+                "overflowstat::keep_v2: maxima are not float64, or more than a row has");
     const double* const given = of_tensor.const_data_ptr<double>();
     into = std::min(into, end - count);
     std::transform(given, given + count, into, into, largest);
@@ -81,35 +94,43 @@ void keep(at::TensorList maxima, at::IntArrayRef head, const at::Tensor& row, in
   }
 }
 
-void keep_meta(at::TensorList, c10::SymIntArrayRef, const at::Tensor&, int64_t) {}
+void keep_meta(const at::Tensor&, int64_t, int64_t, c10::SymIntArrayRef, at::TensorList, int64_t, int64_t) {}
 
-at::Tensor kept(at::TensorList maxima, at::IntArrayRef head, const at::Tensor& row, int64_t first) {
-  at::Tensor result = row.clone();
-  keep(maxima, head, result, first);
+at::Tensor kept(const at::Tensor& rows, int64_t number, int64_t site, at::IntArrayRef sizes, at::TensorList maxima,
+                int64_t first_size, int64_t first_tensor) {
+  at::Tensor result = rows.clone();
+  keep(result, number, site, sizes, maxima, first_size, first_tensor);
   return result;
 }
 
-at::Tensor kept_meta(at::TensorList, c10::SymIntArrayRef, const at::Tensor& row, int64_t) {
-  return at::empty_like(row);
+at::Tensor kept_meta(const at::Tensor& rows, int64_t, int64_t, c10::SymIntArrayRef, at::TensorList, int64_t, int64_t) {
+  return at::empty_like(rows);
 }
+
+int64_t all_calls_kept() { return calls_kept; }
 
 }  // namespace
 
 // In the names are the versions of the schemas, since the caches of compiled code know an operation by its name.
 TORCH_LIBRARY_FRAGMENT(overflowstat, library) {
   library.def("extremes_v1(Tensor tensor) -> Tensor");
-  library.def("keep_v1(Tensor[] maxima, SymInt[] head, Tensor(a!) row, int first) -> ()");
-  library.def("kept_v1(Tensor[] maxima, SymInt[] head, Tensor row, int first) -> Tensor");
+  library.def(
+      "keep_v2(Tensor(a!) rows, int number, int site, SymInt[] sizes, Tensor[] maxima, int first_size, "
+      "int first_tensor) -> ()");
+  library.def(
+      "kept_v2(Tensor rows, int number, int site, SymInt[] sizes, Tensor[] maxima, int first_size, "
+      "int first_tensor) -> Tensor");
+  library.def("calls_kept_v1() -> int", all_calls_kept);
 }
 
 TORCH_LIBRARY_IMPL(overflowstat, CPU, library) {
   library.impl("extremes_v1", extremes);
-  library.impl("keep_v1", keep);
-  library.impl("kept_v1", kept);
+  library.impl("keep_v2", keep);
+  library.impl("kept_v2", kept);
 }
 
 TORCH_LIBRARY_IMPL(overflowstat, Meta, library) {
   library.impl("extremes_v1", extremes_meta);
-  library.impl("keep_v1", keep_meta);
-  library.impl("kept_v1", kept_meta);
+  library.impl("keep_v2", keep_meta);
+  library.impl("kept_v2", kept_meta);
 }

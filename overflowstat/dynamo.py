@@ -8,6 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 __all__ = [
+    "compiled_now",
     "compiled_versions",
     "constant_where_traced",
     "forget_wrapped_functions",
@@ -59,6 +60,12 @@ def _frame_strategy(function: Any, called: Any) -> None:
     """Skip the frames of a function, and do that with those that it calls."""
     strategy = _EVAL_FRAME._FrameExecStrategy(_EVAL_FRAME._FrameAction.SKIP, called)
     _EVAL_FRAME.set_code_exec_strategy(function.__code__, strategy)
+
+
+def compiled_now() -> object:
+    """Stands for the graph that Dynamo makes at the moment; None outside of it."""
+    guards: Any = sys.modules.get("torch._guards")
+    return None if guards is None else guards.CompileContext.current_compile_id()
 
 
 def is_making_a_program() -> bool:

@@ -200,7 +200,7 @@ def test_what_a_removed_monitor_had_compiled_does_not_run_any_more(recorder_name
     run = compiled(model)
     run(X)
     hook: Any = next(iter(model.net[0]._forward_hooks.values()))
-    row = hook.row
+    row = hook.rows[0]
     monitor.remove()
     before = row.clone()
     run(X)

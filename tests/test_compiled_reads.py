@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.utils import run_and_get_code
 
 from overflowstat.compiled import operation
-from overflowstat.compiled.row import FIRST_TENSOR, MOST_SIZES, MOST_TENSORS, empty_row, is_bad
+from overflowstat.compiled.row import FIRST_SIZE, FIRST_TENSOR, MOST_SIZES, MOST_TENSORS, ROWS, empty_rows, is_bad
 from overflowstat.compiled.sites import new_site, site
 from overflowstat.recorder import RecorderName
 from overflowstat.row import NOTHING, NonFinite
@@ -31,22 +31,31 @@ def reads_on(recorder_name: RecorderName, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys.modules[__name__], "is_native", recorder_name == "native")
 
 
-def read_into(tensors: Sequence[Tensor], row: Tensor, number: int) -> None:
-    operation.read_into(tensors, row, number, native=is_native)
+def site_of(*labels: str) -> int:
+    """Of tensors of these labels, in a module of a type of its own."""
+    return new_site(type("Module", (nn.Module,), {}), labels, [""] * len(labels))
+
+
+def read_into(tensors: Sequence[Tensor], rows: Tensor, number: int) -> None:
+    operation.read_into(tensors, rows, number, native=is_native)
+
+
+def row_of(number: int, rows: Tensor) -> Tensor:
+    [row] = rows[rows[:, 1] == number]
+    return row
 
 
 def read(*tensors: Tensor, times: int = 1) -> list[tuple[str, TensorStats | str]]:
     """(label, content) as the rows give it."""
-    number = new_site(None, [f"t{i}" for i in range(len(tensors))], [""] * len(tensors))
-    row = empty_row()
+    number, rows = site_of(*(f"t{i}" for i in range(len(tensors)))), empty_rows()
     for _ in range(times):
-        read_into(tensors, row, number)
-    assert row[:2].tolist() == [times, number]
-    return lines(number, row)
+        read_into(tensors, rows, number)
+    assert row_of(number, rows)[0] == times
+    return lines(number, rows)
 
 
-def lines(number: int, row: Tensor) -> list[tuple[str, TensorStats | str]]:
-    place = site(number)
+def lines(number: int, rows: Tensor) -> list[tuple[str, TensorStats | str]]:
+    place, row = site(number), row_of(number, rows)
     found = [(label, content) for (label, _), content in zip(place.shown, place.contents(row.tolist()), strict=True)]
     any_is_bad = any(content.is_bad for _, content in found if isinstance(content, TensorStats))
     assert is_bad(row[None]).tolist() == [any_is_bad]
@@ -141,21 +150,21 @@ def test_what_cannot_be_read_is_a_word_and_moves_no_other() -> None:
 
 
 def test_calls_are_merged_with_their_extremes() -> None:
-    number, row = new_site(None, ["output"], [""]), empty_row()
+    number, rows = site_of("output"), empty_rows()
     for numbers in ([1.0, 8.0], [0.25, 2.0], [-3.0, 4.0]):
-        read_into([torch.tensor(numbers)], row, number)
-    [(_, found)] = lines(number, row)
+        read_into([torch.tensor(numbers)], rows, number)
+    [(_, found)] = lines(number, rows)
     assert isinstance(found, TensorStats)
-    assert (int(row[0]), found.abs_min, found.abs_max) == (3, 0.25, 8.0)
+    assert (int(row_of(number, rows)[0]), found.abs_min, found.abs_max) == (3, 0.25, 8.0)
 
 
 @pytest.mark.parametrize("bad", [INF, -INF, NAN])
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_bad_call_among_others_stays_bad(bad: float, at: int) -> None:
-    number, row = new_site(None, ["output"], [""]), empty_row()
+    number, rows = site_of("output"), empty_rows()
     for i in range(3):
-        read_into([torch.tensor([1.0, bad if i == at else 2.0])], row, number)
-    [(_, found)] = lines(number, row)
+        read_into([torch.tensor([1.0, bad if i == at else 2.0])], rows, number)
+    [(_, found)] = lines(number, rows)
     assert isinstance(found, TensorStats) and found.is_bad
 
 
@@ -179,17 +188,17 @@ def test_what_is_unreadable_among_many_is_not_counted_with_them() -> None:
 
 
 def test_sizes_that_a_graph_does_not_fix_are_those_of_the_call() -> None:
-    number, row = new_site(None, ["a", "b"], ["", ""]), empty_row()
+    number, rows = site_of("a", "b"), empty_rows()
 
     @torch.compile(backend="aot_eager", dynamic=True, fullgraph=True)
     def run(a: Tensor, b: Tensor) -> Tensor:
-        read_into([a, b], row, number)
+        read_into([a, b], rows, number)
         return a.sum() + b.sum()
 
-    for rows, columns in ((2, 3), (5, 7), (4, 9)):
-        run(torch.ones(rows, columns), torch.ones(columns, 4, rows))
-        shapes = [found.shape for _, found in lines(number, row) if isinstance(found, TensorStats)]
-        assert shapes == [(rows, columns), (columns, 4, rows)]
+    for height, width in ((2, 3), (5, 7), (4, 9)):
+        run(torch.ones(height, width), torch.ones(width, 4, height))
+        shapes = [found.shape for _, found in lines(number, rows) if isinstance(found, TensorStats)]
+        assert shapes == [(height, width), (width, 4, height)]
 
 
 @pytest.mark.parametrize("view", ["transposed", "every other", "expanded", "negative", "conjugate"])
@@ -213,76 +222,80 @@ def test_infinities_of_a_negative_view_have_the_sign_that_is_seen() -> None:
 def test_what_has_no_elements_this_time_is_shown_as_that() -> None:
     if not is_native:
         pytest.skip("plain reductions are none of no elements")
-    number, row = new_site(None, ["a"], [""]), empty_row()
+    number, rows = site_of("a"), empty_rows()
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def run(a: Tensor, some: Tensor) -> Tensor:
-        read_into([a[some]], row, number)
+        read_into([a[some]], rows, number)
         return a.sum()
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         run(torch.tensor([1.0, INF]), torch.tensor([False, False]))
-        assert math.isnan(row_stats(number, row).abs_max) and not row_stats(number, row).is_bad
+        assert math.isnan(row_stats(number, rows).abs_max) and not row_stats(number, rows).is_bad
         run(torch.tensor([1.0, INF]), torch.tensor([False, True]))
-        assert row_stats(number, row).non_finite is NonFinite.POSINF
+        assert row_stats(number, rows).non_finite is NonFinite.POSINF
 
 
-def row_stats(number: int, row: Tensor) -> TensorStats:
-    [(_, found)] = lines(number, row)
+def row_stats(number: int, rows: Tensor) -> TensorStats:
+    [(_, found)] = lines(number, rows)
     assert isinstance(found, TensorStats)
     return found
 
 
 def test_more_sizes_than_there_is_room_for_are_fixed_and_right() -> None:
     count = MOST_SIZES + 2
-    number, row = new_site(None, [str(i) for i in range(count)], [""] * count), empty_row()
+    number, rows = site_of(*map(str, range(count))), empty_rows()
 
     @torch.compile(backend="aot_eager", dynamic=True)
     def run(*tensors: Tensor) -> Tensor:
-        read_into(tensors, row, number)
+        read_into(tensors, rows, number)
         return tensors[0].sum()
 
     for first in (2, 30):
         run(*(torch.ones(first + i) for i in range(count)))
-        shapes = [found.shape for _, found in lines(number, row) if isinstance(found, TensorStats)]
+        shapes = [found.shape for _, found in lines(number, rows) if isinstance(found, TensorStats)]
         assert shapes == [(first + i,) for i in range(count)]
 
 
 def test_a_row_has_a_place_for_each_thing() -> None:
-    assert empty_row().tolist() == [0.0] + [-INF] * (FIRST_TENSOR - 1 + 3 * MOST_TENSORS)
+    assert empty_rows().tolist() == [[0.0] + [-INF] * (FIRST_TENSOR - 1 + 3 * MOST_TENSORS)] * ROWS
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_the_operation_is_one_that_compilers_may_take_at_its_word(requires_grad: bool) -> None:
     a = torch.randn(3, 4, requires_grad=requires_grad)
-    number = new_site(None, ["a", "b"], ["", ""])
+    number = site_of("a", "b")
     tensors = [a, torch.ones(2, dtype=torch.int32)]
     operations: Any = torch.ops.overflowstat
-    torch.library.opcheck(operations.read_v2.default, (tensors, empty_row(), number, is_native))
+    torch.library.opcheck(operations.read_v3.default, (tensors, empty_rows(), number, is_native))
     if is_native:
         found = [operations.extremes_v1(tensor) for tensor in tensors]
         torch.library.opcheck(operations.extremes_v1.default, (a.detach(),))
-        for keeps in (operations.keep_v1, operations.kept_v1):
-            torch.library.opcheck(keeps.default, (found, [number, 3], empty_row(), FIRST_TENSOR))
+        kept = (empty_rows(), 1, number, [3], found, FIRST_SIZE, FIRST_TENSOR)
+        torch.library.opcheck(operations.keep_v2.default, kept)
+        # It tells the time, and so gives no two times the same, which is the other check.
+        checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(operations.kept_v2.default, kept, test_utils=checks)
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-@pytest.mark.parametrize(("calls", "left"), [(1, ["keep_v1"]), (2, ["kept_v1", "kept_v1"])])
+@pytest.mark.parametrize(("calls", "left"), [(1, ["keep_v2"]), (2, ["kept_v2", "kept_v2"])])
 def test_a_row_that_is_written_once_is_written_in_place(calls: int, left: list[str]) -> None:
     if not is_native:
         pytest.skip("plain reductions write to their rows")
-    row, number = empty_row(), new_site(None, [], [])
+    number, rows = site_of(), empty_rows()
 
     def run(x: Tensor) -> Tensor:
         for _ in range(calls):
-            read_into([x], row, number)
+            read_into([x], rows, number)
             x = x * 2
         return x
 
     x = torch.tensor([1.0, -3.0])
     _, programs = run_and_get_code(torch.compile(run, fullgraph=True), x)
-    assert re.findall(r"overflowstat\.(\w+)\.default\(\[", "".join(programs)) == left
-    assert row[0] == calls and row[FIRST_TENSOR : FIRST_TENSOR + 3].tolist() == [3.0 * calls, 3.0 * calls, -1.0]
+    assert re.findall(r"\boverflowstat\.(ke\w+)\.default\(", "".join(programs)) == left
+    row = row_of(number, rows).tolist()
+    assert row[0] == calls and row[FIRST_TENSOR : FIRST_TENSOR + 3] == [3.0 * calls, 3.0 * calls, -1.0]
 
 
 def operations(function: Callable[..., Tensor], *given: Tensor) -> list[str]:
@@ -303,7 +316,7 @@ def reads_in(names: list[str]) -> int:
 
 @pytest.mark.usefixtures("nothing_compiled")
 def test_what_one_module_gives_and_others_take_is_read_once() -> None:
-    rows, number = [empty_row() for _ in range(3)], new_site(None, [], [])
+    rows, number = [empty_rows() for _ in range(3)], site_of()
 
     def run(x: Tensor) -> Tensor:
         y = x * 2
@@ -315,7 +328,7 @@ def test_what_one_module_gives_and_others_take_is_read_once() -> None:
 
     with torch.no_grad():
         assert reads_in(operations(run, torch.tensor([1.0, -3.0]))) == 3
-    maxima = [row[FIRST_TENSOR : FIRST_TENSOR + 9].view(3, 3) for row in rows]
+    maxima = [row_of(number, of_module)[FIRST_TENSOR : FIRST_TENSOR + 9].view(3, 3) for of_module in rows]
     abs_max = [[max(float(found[0]), float(found[1])) for found in of_row] for of_row in maxima]
     assert abs_max == [[3.0, 6.0, -INF], [6.0, 5.0, -INF], [6.0, 5.0, 3.0]]
 
@@ -324,7 +337,7 @@ def test_what_one_module_gives_and_others_take_is_read_once() -> None:
 @pytest.mark.parametrize("write", ["in place", "by a view", "by the base", "to memory that it was made of"])
 @pytest.mark.parametrize("is_input", [False, True])
 def test_what_was_written_to_in_between_is_read_again(write: str, is_input: bool) -> None:
-    rows, number = [empty_row() for _ in range(3)], new_site(None, [], [])
+    rows, number = [empty_rows() for _ in range(3)], site_of()
 
     def run(x: Tensor) -> Tensor:
         y = x if is_input else x * 2
@@ -344,4 +357,4 @@ def test_what_was_written_to_in_between_is_read_again(write: str, is_input: bool
 
     with torch.no_grad():
         assert reads_in(operations(run, torch.tensor([1.0, 3.0]))) == 2
-    assert is_bad(torch.stack(rows)).tolist() == [False, True, True]
+    assert is_bad(torch.stack(rows)).any(1).tolist() == [False, True, True]

@@ -141,7 +141,7 @@ def test_rows_stay_where_they_are() -> None:
     hooks = [hook for _, _, hook in monitor._compiled._hooks.values()]
     with torch.no_grad():
         run(given())
-        addresses = [hook.row.data_ptr() for hook in hooks]
-        assert all(hook.row.is_cuda for hook in hooks)
+        addresses = [hook.rows.data_ptr() for hook in hooks]
+        assert all(hook.rows.is_cuda for hook in hooks)
         run(given())
-    assert [hook.row.data_ptr() for hook in hooks] == addresses
+    assert [hook.rows.data_ptr() for hook in hooks] == addresses

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..capture import devices
 from ..dynamo import forget_wrapped_functions, is_loaded, not_compiled
@@ -17,7 +17,7 @@ from ..stats import TensorStats, apart_from_the_run
 from ..wording import module_text
 from .hook import WatchedHook
 from .own_code import OwnCode
-from .row import empty_row, is_bad
+from .row import empty_rows, is_bad, of_any_tensor
 from .sites import Site, new_site, site
 
 if TYPE_CHECKING:
@@ -29,12 +29,31 @@ __all__ = ["CompiledCalls"]
 class _Called(NamedTuple):
     place: Site
     number: int
-    calls: int
     is_bad: bool
-    row: Tensor
+    row: list[float]
+
+    @property
+    def calls(self) -> int:
+        return int(self.row[0])
+
+    @property
+    def time(self) -> float:
+        return self.row[2]
+
+    def lines(self) -> list[str]:
+        """Their labels."""
+        return self.place.lines if self._shows_all() else [*self.place.lines, "of another call"]
 
     def contents(self) -> list[TensorStats | str]:
-        return self.place.contents(self.row.tolist())
+        found = self.place.contents(self.row)
+        return found if self._shows_all() else [*found, of_any_tensor(self.row)]
+
+    def _shows_all(self) -> bool:
+        """A row that calls of several kinds share, since there are more of these than rows, holds what it does not show
+        as that of the last one."""
+        return not self.is_bad or any(
+            content.is_bad for content in self.place.contents(self.row) if isinstance(content, TensorStats)
+        )
 
 
 class CompiledCalls:
@@ -73,6 +92,8 @@ class CompiledCalls:
         self._orders: dict[int, int] = {}  # of modules, those of their first site
         self._own_code = OwnCode()
         self._was_traced = False
+        self._has_clock = native  # all rows are written by the extension's operations, which tell when
+        self._clock = 0  # as rows were collected last
         self._seen: set[int] = set()  # in this batch
         self._not_seen_inside: set[int] = set()
         self._root_runs_as_it_was = False
@@ -84,6 +105,7 @@ class CompiledCalls:
         self._home = self._home or self._find_home()
         hook = WatchedHook(number, eager, self, self._nested, self._native, self._device_of(module))
         self._hooks[number] = module, name, hook
+        self._has_clock &= hook.rows.device.type == "cpu"
         self._inside.clear()
         return hook
 
@@ -104,12 +126,14 @@ class CompiledCalls:
         if (home := self._find_home()) != self._home:
             self._home = home
             for module, _, hook in self._hooks.values():
-                hook.row = empty_row(self._device_of(module))
+                hook.rows = empty_rows(self._device_of(module))
+            on_cpu = all(hook.rows.device.type == "cpu" for _, _, hook in self._hooks.values())
+            self._has_clock = self._native and on_cpu
 
     def new_site(self, number: int, labels: Sequence[str], words: Sequence[str]) -> int:
         """Where a graph is made."""
         self.may_have_run = self._was_traced = True
-        found = new_site(self._orders.get(number), labels, words)
+        found = new_site(type(self._hooks[number][0]), labels, words)
         self._orders.setdefault(number, found)
         return found
 
@@ -161,7 +185,7 @@ class CompiledCalls:
     def before_eager(self, number: int, callback: object) -> None:
         """A module was called whose hooks are not compiled. `callback` is what `get_eval_frame_callback` gave there."""
         with self._lock:
-            if self.collect(number):
+            if self.collect(0 if self._has_clock else number):
                 self._look()
             inside = self._numbers_inside(number)
             if inside and callable(callback) and self._seen.isdisjoint(inside):
@@ -179,38 +203,59 @@ class CompiledCalls:
     def collect(self, number: int) -> bool:
         """Tell the log of the calls of what is in a module. Gives whether it has something to look at.
 
-        Cost: where anything is compiled, a few operations and a wait for the device of these modules.
+        Cost: where anything is compiled, a few operations and a wait for the device of these modules; with the
+        extension and in host memory only where something was read since.
         """
-        inside = self._numbers_inside(number) if self._was_traced and not is_capturing() else []
+        if not self._was_traced or is_capturing():
+            return False
+        if self._has_clock:
+            before, self._clock = self._clock, torch.ops.overflowstat.calls_kept_v1()
+            if before == self._clock:
+                return False
         called = []
-        for numbers in self._by_device(inside):
+        for numbers in self._by_device(self._numbers_inside(number)):
             with apart_from_the_run(), torch.no_grad():
-                rows = torch.stack([self._hooks[i][2].row for i in numbers])
-                heads, bad = rows[:, :2].tolist(), is_bad(rows).tolist()
+                rows = torch.stack([self._hooks[i][2].rows for i in numbers]).to("cpu")
+                written = (rows[:, :, 0] > 0).nonzero()
+                rows = rows[tuple(written.T)]
+                bad = is_bad(rows).tolist()
             called += [
-                _Called(site(int(place)), numbers[i], int(calls), bad[i], rows[i])
-                for i, (calls, place) in enumerate(heads)
-                if calls > 0
+                _Called(site(int(row[1])), numbers[i], bad_one, row)
+                for (i, _), bad_one, row in zip(written.tolist(), bad, rows.tolist(), strict=True)
             ]
         if called:
-            self._empty([call.number for call in called])
-        called.sort(key=lambda call: call.place.order)
+            self._empty(list({call.number for call in called}))
         has_something = False
-        for call in called:
-            lines = call.place.lines
-            read = GivenMeasurement(len(lines), call.is_bad, call.contents)
-            has_something |= self._log.add(call.number, self._hooks[call.number][0], lines, read, call.calls)
+        for call in self._as_they_ran(called):
+            read = GivenMeasurement(len(call.lines()), call.is_bad, call.contents)
+            has_something |= self._log.add(call.number, self._hooks[call.number][0], call.lines(), read, call.calls)
             self._seen.add(call.number)
         return has_something
+
+    def _as_they_ran(self, called: list[_Called]) -> list[_Called]:
+        """Of a graph as they were traced, whatever the compiler has made of their order. One graph after the other by
+        the clock; without one as they were met first, and where several layers share one, as the modules are."""
+        begin: dict[object, int] = {}
+        for call in called:
+            graph, order = call.place.graph, self._orders.get(call.number, call.place.number)
+            begin[graph] = min(order, begin.get(graph, order))
+        runs: list[dict[int, _Called]] = []  # of graphs, in each of which a site is there once
+        graph = None
+        for call in sorted(called, key=lambda call: (call.time, begin[call.place.graph], call.number)):
+            if not runs or call.place.graph != graph or call.place.number in runs[-1]:
+                runs.append({})
+            graph = call.place.graph
+            runs[-1][call.place.number] = call
+        return [run[number] for run in runs for number in sorted(run)]
 
     def _by_device(self, numbers: list[int]) -> list[list[int]]:
         found: dict[torch.device, list[int]] = {}
         for number in numbers:
-            found.setdefault(self._hooks[number][2].row.device, []).append(number)
+            found.setdefault(self._hooks[number][2].rows.device, []).append(number)
         return list(found.values())
 
     def _empty(self, numbers: list[int]) -> None:
         for of_device in self._by_device(numbers):
-            rows = [self._hooks[number][2].row for number in of_device]
+            rows = [self._hooks[number][2].rows for number in of_device]
             with apart_from_the_run(), torch.no_grad():
-                torch._foreach_copy_(rows, [empty_row(rows[0].device)] * len(rows))
+                torch._foreach_copy_(rows, [empty_rows(rows[0].device)] * len(rows))

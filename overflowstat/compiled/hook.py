@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling, is_exporting  # a name less to l
 from ..dynamo import constant_where_traced, get_eval_frame_callback, traced_only
 from ..hooks import Hook
 from .operation import read_into
-from .row import empty_row
+from .row import empty_rows
 from .walk import given
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ __all__ = ["WatchedHook"]
 
 
 class WatchedHook(Hook):
-    """After each forward of one module: in a graph reads what it was given and gave into `row`; elsewhere `eager` does
+    """After each forward of one module: in a graph reads what it was given and gave into `rows`; elsewhere `eager` does
     what there is to do.
 
-    Dynamo guards on the hooks of a module where there are any, and so on `row`: what it has compiled with a hook runs
+    Dynamo guards on the hooks of a module where there are any, and so on `rows`: what it has compiled with a hook runs
     with this hook or another of its kind, as on another layer, and nowhere else.
 
     Args:
@@ -47,14 +47,14 @@ class WatchedHook(Hook):
         self._compiled = compiled
         self._nested = nested
         self._native = native
-        self.row: Tensor = empty_row(device)
+        self.rows: Tensor = empty_rows(device)
 
     @traced_only
     def __call__(self, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:
         if is_dynamo_compiling():
             if not is_exporting():
                 labels, words, tensors = given(args, kwargs, output, self._nested)
-                read_into(tensors, self.row, self._site(tuple(labels), tuple(words)), self._native)
+                read_into(tensors, self.rows, self._site(tuple(labels), tuple(words)), self._native)
         elif not is_exporting():
             if self._compiled.may_have_run:
                 self._compiled.before_eager(self._number, get_eval_frame_callback())

@@ -1,4 +1,4 @@
-"""The operation by which a graph reads the tensors of a module call: some extremes of each, kept in a row.
+"""The operation by which a graph reads the tensors of a module call: some extremes of each, kept in one of its rows.
 
 It is composite: Dynamo sees one call, and the compiler behind it what that is made of. In host memory the extension
 reads the tensors, where it is there, with operations of csrc/compiled.cpp. Elsewhere these are plain reductions, which
@@ -14,33 +14,33 @@ from torch import Tensor
 from ..dynamo import in_place_by_inductor, value_in_graph
 from ..stats import READABLE_DTYPES
 from ..wording import short_name
-from .row import FIRST_TENSOR, MAXIMA, MOST_SIZES, MOST_TENSORS, ReadTensor
+from .row import FIRST_SIZE, FIRST_TENSOR, MAXIMA, MOST_SIZES, MOST_TENSORS, ReadTensor
 from .sites import will_read
 
 __all__ = ["read_into"]
 
 # In it the version of the schema, since the caches of compiled code know an operation by its name.
-NAME = "read_v2"
+NAME = "read_v3"
 
 _HAS_READ = "_overflowstat_has_read"
 _OPERATIONS: Any = torch.ops.overflowstat
 _LIBRARY: Any = torch.library.Library("overflowstat", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(f"{NAME}(Tensor[] tensors, Tensor(a!) row, int site, bool native) -> ()")
+_LIBRARY.define(f"{NAME}(Tensor[] tensors, Tensor(a!) rows, int site, bool native) -> ()")
 
 
-def read_into(tensors: Sequence[Tensor], row: Tensor, site: int, native: bool) -> None:
-    """Merge what these hold with what the row has of the calls before, as row.py tells. Traceable.
+def read_into(tensors: Sequence[Tensor], rows: Tensor, site: int, native: bool) -> None:
+    """Merge what these hold with what a row has of the calls before, as row.py tells. Traceable.
 
     Args:
         tensors: of any shapes, dtypes and devices.
-        row: float64 of shape `[ROW_LENGTH]`.
+        rows: of the module, float64 of shape `[ROWS, ROW_LENGTH]`.
         site: a number for the place in the program.
         native: whether the extension, which is loaded then, reads those in host memory: one pass over each.
     """
-    getattr(_OPERATIONS, NAME)(tensors, row, site, native)
+    getattr(_OPERATIONS, NAME)(tensors, rows, site, native)
 
 
-def _read(tensors: Sequence[Tensor], row: Tensor, site: int, native: bool) -> None:
+def _read(tensors: Sequence[Tensor], rows: Tensor, site: int, native: bool) -> None:
     # Runs where a graph is made, with fake tensors. What it tells is the same each time.
     told: list[ReadTensor | str] = []
     read: list[Tensor] = []  # maxima of each tensor
@@ -51,14 +51,13 @@ def _read(tensors: Sequence[Tensor], row: Tensor, site: int, native: bool) -> No
             told.append(what)
             if isinstance(what, ReadTensor) and what.is_read:
                 by_extension = native and tensor.device.type == "cpu"
-                read.append(_once(tensor, _OPERATIONS.extremes_v1 if by_extension else _extremes).to(row.device))
-        will_read(site, told)
-        head = [site, *sizes.values()]
-        if native and row.device.type == "cpu":
-            in_place_by_inductor(_OPERATIONS.kept_v1.default, _OPERATIONS.keep_v1.default, 2)
-            row.copy_(_OPERATIONS.kept_v1(read, head, row, FIRST_TENSOR))
+                read.append(_once(tensor, _OPERATIONS.extremes_v1 if by_extension else _extremes).to(rows.device))
+        number = will_read(site, told)
+        if native and rows.device.type == "cpu":
+            in_place_by_inductor(_OPERATIONS.kept_v2.default, _OPERATIONS.keep_v2.default, written=0)
+            rows.copy_(_OPERATIONS.kept_v2(rows, number, site, list(sizes.values()), read, FIRST_SIZE, FIRST_TENSOR))
         else:
-            _keep(read, head, row)
+            _keep(read, [site, 0, *sizes.values()], rows[number])
 
 
 def _keep(read: list[Tensor], head: list[Any], row: Tensor) -> None:

@@ -1,7 +1,10 @@
-"""What a graph leaves of the calls of a module: a row of float64, and how it is read.
+"""What a graph leaves of the calls of a module: rows of float64, and how they are read.
 
-    [0] calls since it was emptied; [1] the site of the last one; [2 ...] sizes that are not fixed in the graph;
+    [0] calls since it was emptied; [1] the site of the last one; [2] when that was, by the clock of the extension's
+    operations, or 0; [3 ...] sizes that are not fixed in the graph;
     [FIRST_TENSOR + 3 i ...] of tensor i the largest number, the negated smallest, the negated smallest magnitude
+
+A module has a few of them, so that calls which give it other things, or things of other dtypes, are not merged.
 
 In place of the first two stands the largest magnitude of the finite ones where only magnitudes are known of those: the
 larger of the two is the largest magnitude all the same, and infinities are where they would be.
@@ -19,28 +22,46 @@ from torch import Tensor
 from ..row import NOTHING, NonFinite
 from ..stats import TensorStats
 
-__all__ = ["FIRST_TENSOR", "MAXIMA", "MOST_SIZES", "MOST_TENSORS", "ROW_LENGTH", "ReadTensor", "empty_row", "is_bad"]
+__all__ = [
+    "FIRST_SIZE",
+    "FIRST_TENSOR",
+    "MAXIMA",
+    "MOST_SIZES",
+    "MOST_TENSORS",
+    "ROWS",
+    "ROW_LENGTH",
+    "ReadTensor",
+    "empty_rows",
+    "is_bad",
+    "of_any_tensor",
+]
 
 MAXIMA = 3
 MOST_TENSORS = 16
 """Of a module call. The last of them stands for all that follow, too."""
 MOST_SIZES = 6
 """That differ and are not fixed, of all its tensors. Those that follow are fixed."""
-FIRST_TENSOR = 2 + MOST_SIZES
+FIRST_SIZE = 3
+FIRST_TENSOR = FIRST_SIZE + MOST_SIZES
 ROW_LENGTH = FIRST_TENSOR + MAXIMA * MOST_TENSORS
 
 
-def empty_row(device: torch.device | str = "cpu") -> Tensor:
-    row = torch.full((ROW_LENGTH,), -math.inf, dtype=torch.float64, device=device)
-    row[0] = 0
-    return row
+ROWS = 4
+"""Of a module."""
+
+
+def empty_rows(device: torch.device | str = "cpu") -> Tensor:
+    """Of shape `[ROWS, ROW_LENGTH]`."""
+    rows = torch.full((ROWS, ROW_LENGTH), -math.inf, dtype=torch.float64, device=device)
+    rows[:, 0] = 0
+    return rows
 
 
 def is_bad(rows: Tensor) -> Tensor:
-    """Which of rows of shape `[n, ROW_LENGTH]` are of something that is not finite: where that is infinite, one of its
+    """Which of rows of shape `[..., ROW_LENGTH]` are of something that is not finite: where that is infinite, one of its
     numbers is +inf, of whatever sign it is itself."""
-    numbers = rows[:, FIRST_TENSOR:]
-    return (numbers.isnan() | (numbers == math.inf)).any(1)
+    numbers = rows[..., FIRST_TENSOR:]
+    return (numbers.isnan() | (numbers == math.inf)).any(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +103,16 @@ class ReadTensor:
             shape,
             is_counted=not kinds,
         )
+
+
+def of_any_tensor(row: Sequence[float]) -> TensorStats:
+    """Of all that is in a row, as one tensor that has no shape."""
+    found = [max(column, key=lambda number: (math.isnan(number), number)) for column in _columns(row)]
+    return ReadTensor(torch.float64, (-1,)).stats(found, ())
+
+
+def _columns(row: Sequence[float]) -> list[Sequence[float]]:
+    return [row[FIRST_TENSOR + i :: MAXIMA] for i in range(MAXIMA)]
 
 
 def _kinds(largest: float, smallest: float) -> NonFinite:

@@ -1,22 +1,27 @@
 """The places in compiled programs at which module calls are read: what a row that one of them wrote holds."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from torch import nn
 
 from ..capture import text
+from ..dynamo import compiled_now
 from ..stats import TensorStats
-from .row import FIRST_TENSOR, MAXIMA, MOST_TENSORS, ReadTensor
+from .row import FIRST_SIZE, FIRST_TENSOR, MAXIMA, MOST_TENSORS, ROWS, ReadTensor
 
 __all__ = ["Site", "new_site", "site", "will_read"]
 
 
 @dataclass
 class Site:
-    """Of one module call in one graph."""
+    """Of one module call in one graph, in which calls run in the order of their sites."""
 
-    order: int
-    """That in which calls are traced, which is that in which they run."""
+    number: int
+    graph: object
+    module_type: type[nn.Module]
     labels: Sequence[str]
     words: Sequence[str]
     """For each label what it is that is no tensor, empty for a tensor."""
@@ -49,7 +54,7 @@ class Site:
 
     def contents(self, row: Sequence[float]) -> list[TensorStats | str]:
         """What the lines show of a row, whose last call was here."""
-        sizes = [int(size) for size in row[2:FIRST_TENSOR] if size >= 0]
+        sizes = [int(size) for size in row[FIRST_SIZE:FIRST_TENSOR] if size >= 0]
         return [
             what if isinstance(what, str) else what[1].stats(row[what[0] : what[0] + MAXIMA], sizes)
             for _, what in self.shown
@@ -57,21 +62,27 @@ class Site:
 
 
 _sites: list[Site] = []
+# Of all modules of a type the same, since a graph that was made of one runs with the rows of another.
+_kinds: WeakKeyDictionary[type[nn.Module], dict[Hashable, int]] = WeakKeyDictionary()
 
 
-def new_site(order: int | None, labels: Sequence[str], words: Sequence[str]) -> int:
-    """A number for it, which is its order where that is None."""
-    number = len(_sites)
-    _sites.append(Site(number if order is None else order, [text(label) for label in labels], words))
-    return number
+def new_site(module_type: type[nn.Module], labels: Sequence[str], words: Sequence[str]) -> int:
+    """A number for it, larger than those before."""
+    _sites.append(Site(len(_sites), compiled_now(), module_type, [text(label) for label in labels], words))
+    return len(_sites) - 1
 
 
 def site(number: int) -> Site:
     return _sites[number]
 
 
-def will_read(number: int, read: list[ReadTensor | str]) -> None:
-    """Where a graph is made: what a row of the site of this number will hold, tensor by tensor."""
-    _sites[number].read = read
+def will_read(number: int, read: list[ReadTensor | str]) -> int:
+    """Where a graph is made: what a row of the site of this number will hold, tensor by tensor. Gives which of the rows
+    of the module that is: one for each kind of call, as far as there are as many."""
+    place = _sites[number]
+    place.read = read
     for made in ("shown", "lines"):
-        _sites[number].__dict__.pop(made, None)
+        place.__dict__.pop(made, None)
+    read_as = tuple((tensor.dtype, tensor.is_read) if isinstance(tensor, ReadTensor) else tensor for tensor in read)
+    kinds = _kinds.setdefault(place.module_type, {})
+    return kinds.setdefault((tuple(place.labels), tuple(place.words), read_as), len(kinds)) % ROWS
