@@ -54,7 +54,8 @@ def _made(scene: Scene, found: Findings) -> Iterator[tuple[str, str]]:
     elif origin.where == "overwritten":
         yield "made", "here or before: what it was given is written over"
     else:
-        yield "made", "between modules, or outside of the model"
+        merged = f", or in a module between the {bad.calls} calls that are shown as one" if bad.calls > 1 else ""
+        yield "made", f"between modules, or outside of the model{merged}"
 
 
 def _since(scene: Scene, found: Findings) -> str:

@@ -64,7 +64,7 @@ def test_a_backend_that_takes_no_operation_of_others_names_it_and_eagerly_the_mo
     model, sink = make(), Keeps()
     Monitor(model, recorder=recorder_name, sinks=[sink])
     run = torch.compile(model, backend=takes_torch_only)
-    with pytest.raises(Exception, match=r"no lowering for overflowstat.read_v2"):
+    with pytest.raises(Exception, match=r"no lowering for overflowstat.read_v3"):
         run(X)
     sink.take()
     with torch.compiler.set_stance("force_eager"):

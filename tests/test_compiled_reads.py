@@ -41,7 +41,7 @@ def read_into(tensors: Sequence[Tensor], rows: Tensor, number: int) -> None:
 
 
 def row_of(number: int, rows: Tensor) -> Tensor:
-    [row] = rows[rows[:, 1] == number]
+    [row] = rows[rows[:, 1] == number].unbind()
     return row
 
 

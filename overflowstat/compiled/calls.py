@@ -19,6 +19,7 @@ from .hook import WatchedHook
 from .own_code import OwnCode
 from .row import empty_rows, is_bad, of_any_tensor
 from .sites import Site, new_site, site
+from .walk import is_told_by
 
 if TYPE_CHECKING:
     import threading
@@ -42,7 +43,7 @@ class _Called(NamedTuple):
 
     def lines(self) -> list[str]:
         """Their labels."""
-        return self.place.lines if self._shows_all() else [*self.place.lines, "of another call"]
+        return self.place.lines if self._shows_all() else [*self.place.lines, "input[of another call]"]
 
     def contents(self) -> list[TensorStats | str]:
         found = self.place.contents(self.row)
@@ -91,6 +92,7 @@ class CompiledCalls:
         self._inside: dict[int, list[int]] = {}  # numbers of the modules in one, as far as they were asked for
         self._orders: dict[int, int] = {}  # of modules, those of their first site
         self._own_code = OwnCode()
+        self._told_of: set[int] = set()  # of what in these is not read
         self._was_traced = False
         self._has_clock = native  # all rows are written by the extension's operations, which tell when
         self._clock = 0  # as rows were collected last
@@ -133,7 +135,15 @@ class CompiledCalls:
     def new_site(self, number: int, labels: Sequence[str], words: Sequence[str]) -> int:
         """Where a graph is made."""
         self.may_have_run = self._was_traced = True
-        found = new_site(type(self._hooks[number][0]), labels, words)
+        module, name, _ = self._hooks[number]
+        found = new_site(type(module), labels, words)
+        unread = [f"{label}, a {word}" for label, word in zip(labels, words, strict=True) if not is_told_by(word)]
+        if unread and number not in self._told_of:
+            self._told_of.add(number)
+            warn_user(
+                f"{module_text(name, type(module).__name__)}: what torch.compile makes does not read "
+                f"{'; '.join(unread)}; where that matters, keep the module out of it by torch.compiler.disable"
+            )
         self._orders.setdefault(number, found)
         return found
 

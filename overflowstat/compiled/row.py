@@ -58,8 +58,8 @@ def empty_rows(device: torch.device | str = "cpu") -> Tensor:
 
 
 def is_bad(rows: Tensor) -> Tensor:
-    """Which of rows of shape `[..., ROW_LENGTH]` are of something that is not finite: where that is infinite, one of its
-    numbers is +inf, of whatever sign it is itself."""
+    """Which of rows of shape `[..., ROW_LENGTH]` are of something that is not finite: where that is infinite, one of
+    its numbers is +inf, of whatever sign it is itself."""
     numbers = rows[..., FIRST_TENSOR:]
     return (numbers.isnan() | (numbers == math.inf)).any(-1)
 
@@ -106,9 +106,9 @@ class ReadTensor:
 
 
 def of_any_tensor(row: Sequence[float]) -> TensorStats:
-    """Of all that is in a row, as one tensor that has no shape."""
+    """Of all that is in a row, as one number."""
     found = [max(column, key=lambda number: (math.isnan(number), number)) for column in _columns(row)]
-    return ReadTensor(torch.float64, (-1,)).stats(found, ())
+    return ReadTensor(torch.float64, ()).stats(found, ())
 
 
 def _columns(row: Sequence[float]) -> list[Sequence[float]]:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from ..capture import MAX_DEPTH, TOO_DEEP
+from ..dynamo import constant_where_traced
 
-__all__ = ["Found", "given"]
+__all__ = ["Found", "given", "is_told_by"]
 
 PLAIN = (Tensor, nn.Parameter)
+NONE, NO_TENSOR = "None", "not a tensor"
 
 Found = tuple[list[str], list[str], list[Tensor]]
 """Labels; for each of them what it is that is no tensor, empty for a tensor; the tensors."""
@@ -56,12 +59,14 @@ def _add(value: object, label: str, found: Found) -> None:
     elif isinstance(value, Tensor):
         words.append(type(value).__name__)
     else:
-        words.append("None" if value is None else "not a tensor")
+        words.append(NONE if value is None else NO_TENSOR)
 
 
 def _tensors(value: object, label: str, depth: int, found: Found) -> None:
     if isinstance(value, Tensor):
         _add(value, label, found)
+    elif value is None or isinstance(value, (bool, int, float, str)):
+        return
     elif depth == MAX_DEPTH:
         if isinstance(value, (tuple, list, Mapping)) and len(value) > 0:
             found[0].append(label)
@@ -80,10 +85,26 @@ def _tensors(value: object, label: str, depth: int, found: Found) -> None:
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             _tensors(getattr(value, field.name, None), f"{label}.{field.name}", depth + 1, found)
-    elif "Cache" in type(value).__name__ and isinstance(getattr(value, "layers", None), list):
+    elif _opened_as(type(value)) == "cache" and isinstance(getattr(value, "layers", None), list):
         for i, layer in enumerate(value.layers):  # type: ignore[attr-defined]
             for name in ("keys", "values"):
                 _tensors(getattr(layer, name, None), f"{label}.layers[{i}].{name}", depth + 1, found)
+    elif _opened_as(type(value)) == "node":
+        found[0].append(label)
+        found[1].append(type(value).__name__)
+
+
+def is_told_by(word: str) -> bool:
+    """Whether this stands for what has no numbers that could be read."""
+    return word in ("", NONE, NO_TENSOR, TOO_DEEP)
+
+
+# Runs as it is where a graph is made, and what it says of a type is built in.
+@constant_where_traced
+def _opened_as(kind: type) -> str:
+    if any("Cache" in base.__name__ for base in kind.__mro__):
+        return "cache"
+    return "node" if kind in _pytree.SUPPORTED_NODES else ""
 
 
 def _open_tuples(value: object, label: str, depth: int, found: Found) -> None:
