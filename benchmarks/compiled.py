@@ -52,7 +52,30 @@ def llama() -> tuple[nn.Module, Tensor]:
     return LlamaForCausalLM(config), torch.randint(0, 32_000, (2, 256))
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"bert-base": bert_base, "Llama, 8 x 512": llama}
+class Pointwise(nn.Module):
+    """The worst case for memory: Inductor makes one kernel of it, and writes down nothing in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4096))
+        self.layers = nn.ModuleList(nn.SiLU() for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def pointwise() -> tuple[nn.Module, Tensor]:
+    return Pointwise(), torch.randn(4096, 4096)  # 64 MiB
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "bert-base": bert_base,
+    "Llama, 8 x 512": llama,
+    "8 pointwise modules, 64 MiB": pointwise,
+}
 
 WAYS: dict[str, Callable[[nn.Module], object]] = {
     PLAIN: lambda model: None,
