@@ -242,7 +242,7 @@ class Node:
         self.x = x
 
 
-_pytree.register_pytree_node(Node, lambda node: ([node.x], None), lambda children, _: Node(children[0]))
+_pytree.register_pytree_node(Node, lambda node: ([node.x], None), lambda children, _: Node(*children))
 
 
 class Subclass(Tensor):
