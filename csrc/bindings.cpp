@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "compiled.h"
 #include "cpu/count.h"
 #include "frame_log.h"
 #include "hook.h"
@@ -189,6 +190,7 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("pending", &FrameLog::pending)
       .def_property_readonly("is_begun", &FrameLog::is_begun)
       .def_property_readonly("calls", &FrameLog::calls);
+  module.def("calls_kept", &overflowstat::calls_kept);
   module.def("count_at_least", &count_at_least, py::arg("tensor"), py::arg("thresholds"),
              py::call_guard<py::gil_scoped_release>());
 #ifdef OVERFLOWSTAT_WITH_CUDA

@@ -1,4 +1,6 @@
 // Operations that graphs of torch.compile call: overflowstat/compiled/operation.py puts them there.
+#include "compiled.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -62,7 +64,7 @@ double largest(double a, double b) { return std::isnan(a) || b < a ? a : b; }
 
 // Ticks at each call that is kept, in the whole process: tells the order of calls in programs that know nothing of each
 // other.
-std::atomic<int64_t> calls_kept{0};
+std::atomic<int64_t> kept_so_far{0};
 
 // As overflowstat/compiled/row.py has it: one more call in the row of this number, of this site, and from `first_size`
 // and `first_tensor` on its sizes, and maxima of one tensor after the other. Those for which there is no room are
@@ -79,7 +81,7 @@ void keep(const at::Tensor& rows, int64_t number, int64_t site, at::IntArrayRef 
   double* const end = begin + length;
   begin[0] += 1;
   begin[1] = static_cast<double>(site);
-  begin[2] = static_cast<double>(++calls_kept);
+  begin[2] = static_cast<double>(++kept_so_far);
   std::transform(sizes.begin(), sizes.end(), begin + first_size,
                  [](int64_t size) { return static_cast<double>(size); });
   double* into = begin + first_tensor;
@@ -107,9 +109,13 @@ at::Tensor kept_meta(const at::Tensor& rows, int64_t, int64_t, c10::SymIntArrayR
   return at::empty_like(rows);
 }
 
-int64_t all_calls_kept() { return calls_kept; }
-
 }  // namespace
+
+namespace overflowstat {
+
+int64_t calls_kept() { return kept_so_far; }
+
+}  // namespace overflowstat
 
 // In the names are the versions of the schemas, since the caches of compiled code know an operation by its name.
 TORCH_LIBRARY_FRAGMENT(overflowstat, library) {
@@ -120,7 +126,6 @@ TORCH_LIBRARY_FRAGMENT(overflowstat, library) {
   library.def(
       "kept_v2(Tensor rows, int number, int site, SymInt[] sizes, Tensor[] maxima, int first_size, "
       "int first_tensor) -> Tensor");
-  library.def("calls_kept_v1() -> int", all_calls_kept);
 }
 
 TORCH_LIBRARY_IMPL(overflowstat, CPU, library) {

@@ -141,6 +141,7 @@ class Attachment:
                 if not any(name.startswith(f"{other}.") for other in refused):  # what is in it was told with it
                     warn_user(f"{name} ({type(module).__name__}) takes no hooks, and is not watched: {error}")
                 refused.append(name)
+                self._compiled.drop(number)
 
     def _attach_gradients(self, number: int, module: nn.Module) -> None:
         handles = self._handles_of[number] = []

@@ -12,13 +12,16 @@ __all__ = [
     "compiled_versions",
     "constant_where_traced",
     "forget_wrapped_functions",
+    "frames_compiled",
     "get_eval_frame_callback",
     "has_compiled",
     "in_place_by_inductor",
     "is_loaded",
     "is_making_a_program",
+    "may_be_quantized",
     "not_compiled",
     "traced_only",
+    "unwritable_body",
     "value_in_graph",
 ]
 
@@ -69,10 +72,55 @@ def compiled_now() -> object:
 
 
 def is_making_a_program() -> bool:
-    """Whether what is called computes nothing, and is written down for a program that will, by torch.export or make_fx.
-    All that is done then is written down with it."""
+    """Whether what is called computes nothing, and is written down for a program that will, by torch.export, make_fx or
+    AOTAutograd. All that is done then is written down with it."""
     proxy = torch._C._TorchDispatchModeKey.PROXY
     return torch.compiler.is_exporting() or torch._C._get_dispatch_mode(proxy) is not None
+
+
+# Their bodies become a part of the graph around them. All others take theirs for functions that write nothing.
+_MAY_WRITE = {
+    "autograd.Function",
+    "tag_activation_checkpoint",
+    "wrap",
+    "wrap_activation_checkpoint",
+    "wrap_with_autocast",
+    "wrap_with_set_grad_enabled",
+}
+_AS_USERS_KNOW_IT = {
+    "cond": "torch.cond",
+    "invoke_subgraph": "torch.compiler.nested_compile_region",
+    "map_impl": "map",
+    "None": "a hook of a tensor",
+}
+
+
+def unwritable_body() -> str | None:
+    """Where Dynamo traces the body of an operation, as a branch of torch.cond, which must not write to tensors that
+    were there before: the name of the operation. None elsewhere.
+
+    To be called in what is `constant_where_traced`.
+    """
+    translator: Any = sys.modules["torch._dynamo.symbolic_convert"]
+    tracer = translator.InstructionTranslator.current_tx().output.current_tracer
+    while tracer.parent is not None:
+        name = getattr(tracer.source_target, "__name__", str(tracer.source_target))
+        if name not in _MAY_WRITE:
+            return _AS_USERS_KNOW_IT.get(name, name)
+        tracer = tracer.parent
+    return None
+
+
+def may_be_quantized(tensor: torch.Tensor) -> bool:
+    """Whether AOTAutograd makes a graph in which a tensor may be a quantized one when that runs. What
+    torch.quantize_per_tensor gives is float32 to a compiler, and so is what is made of it."""
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    if mode is None or tensor.dtype != torch.float32:
+        return False
+    aten = torch.ops.aten
+    quantize = aten.quantize_per_tensor
+    operations = quantize.default, quantize.tensor_qparams, quantize.tensors, aten.quantize_per_tensor_dynamic.default
+    return any(mode.tracer.graph.find_nodes(op="call_function", target=operation) for operation in operations)
 
 
 def in_place_by_inductor(operation: OpOverload, in_place: OpOverload, written: int) -> None:
@@ -109,8 +157,13 @@ def value_in_graph(tensor: torch.Tensor) -> object | None:
 
 
 def has_compiled() -> bool:
+    return frames_compiled() > 0
+
+
+def frames_compiled() -> int:
+    """In this process, by now."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and utils.counters["frames"]["total"] > 0
+    return 0 if utils is None else utils.counters["frames"]["total"]
 
 
 def is_loaded() -> bool:

@@ -368,6 +368,7 @@ class Monitor:
             if self._gradients is not None:
                 self._gradients.settle()
             self._unseen.tell_of_idle_root(self._log.calls)
+            self._tell_of_unseen()
             self._reporter.flush()
             if self._agreement is not None and (found := self._agreement.take()) is not None:
                 raise found
@@ -382,6 +383,7 @@ class Monitor:
         with self._lock:
             self._unseen.something_ends_batches()
             self._collect_compiled()
+            self._tell_of_unseen()
             if self._log.is_begun and not is_capturing():
                 traced, ended = self._is_traced, self.batch_number
                 self._end_batch()
@@ -531,8 +533,8 @@ class Monitor:
                 self._has_told_of_programs = True
                 name = type(self._modules.root).__name__
                 warn_user(
-                    f"what torch.export makes of {name} is not watched; what torch.export.unflatten makes of that can "
-                    "be"
+                    f"what torch.export, make_fx or AOTAutograd makes of {name} is not watched; what "
+                    "torch.export.unflatten makes of an exported program can be"
                 )
             self._is_dry_run = True
             self._log.configure(is_watching=False, is_told=False, always_look=False, reuse=False)
@@ -574,7 +576,9 @@ class Monitor:
                 return
             if exception is not None and self._in_root.was_raised_in_one(exception):
                 if self._in_root.is_in_one:
-                    self._compiled.root_was_called(self.batch_number)
+                    self._compiled.collect(0)
+                    self._compiled.tell(self.batch_number)
+                    self._compiled.end_batch()
                     try:
                         self._explain(exception)
                     finally:
@@ -583,7 +587,8 @@ class Monitor:
                         self._forget_root_call()
                 return
             captured, traced, ended = None, self._is_traced, None
-            self._compiled.root_was_called(self.batch_number)
+            if self._compiled.root_was_called(self.batch_number):
+                self._unseen.modules_were_told_of()
             calls_before = self._log.calls
             try:
                 self._log.call(0, root, args, kwargs, output)
@@ -650,8 +655,15 @@ class Monitor:
     def _collect_compiled(self) -> None:
         """What graphs have left that no module call was around: compiled functions that call modules of the model, and
         replays of a CUDA graph that they are in."""
-        if not self._in_root.is_in_one and self._compiled.collect(0):
-            self._after_module()
+        if not self._in_root.is_in_one:
+            if self._compiled.collect(0):
+                self._after_module()
+            self._compiled.tell(self.batch_number)
+
+    def _tell_of_unseen(self) -> None:
+        """What was captured is seen when it is replayed."""
+        if self._attachment.is_attached and not self._in_root.is_in_one and not self._captured:
+            self._unseen.tell_of_modules(self.total_calls)
 
     def _settle_replays(self) -> None:
         """Judge the last replay of each captured forward that has been replayed since this was done before."""

@@ -33,8 +33,12 @@ class Unseen:
         """Or has a forward that will."""
         self._ends_batches = True
 
+    def modules_were_told_of(self) -> None:
+        """By others."""
+        self._told_of_modules = True
+
     def tell_of_modules(self, calls: int) -> None:
-        """At the end, with the number of module calls that were seen, if torch.compile may be the reason."""
+        """At the end, with the number of module calls that were seen by then, if torch.compile may be the reason."""
         if has_compiled():
             self._tell_of(self._unseen(calls))
 

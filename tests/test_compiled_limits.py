@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from overflowstat import Monitor, NonFiniteError
 from overflowstat.errors import MonitorWarning
 from overflowstat.recorder import RecorderName
+from overflowstat.stats import TensorStats
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_compiled"),
@@ -106,3 +107,59 @@ def test_a_compiled_function_that_calls_modules_without_the_root_is_judged(
     run(BAD)
     with pytest.raises(NonFiniteError, match=r"batch 1, first in 0 \(Linear\), input\[0\]"):
         settle(monitor)
+
+
+class Quantizes(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.quantized = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.quantized(torch.quantize_per_tensor(x, 0.5, 0, self.dtype))
+        return y.dequantize()
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8])
+def test_a_quantized_tensor_stops_nothing(dtype: torch.dtype, backend: str, recorder_name: RecorderName) -> None:
+    model, sink = Quantizes(dtype), Keeps()
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    found = torch.compile(model, backend=backend)(torch.tensor([1.1, 3.4]))
+    assert found.tolist() == [1.0, 3.5]
+    [inside, _] = sink.take()
+    shown = [line.content for line in inside.lines]
+    if backend == "eager":  # which runs the operation on what there is
+        assert shown == [str(dtype).removeprefix("torch.")] * 2
+    else:
+        assert [(x.abs_min, x.abs_max) for x in shown if isinstance(x, TensorStats)] == [(1.0, 3.5)] * 2
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_monitor_that_is_attached_in_inference_mode_watches_outside_of_it(
+    backend: str, recorder_name: RecorderName
+) -> None:
+    model, sink = make(), Keeps()
+    run = torch.compile(model, backend=backend)
+    with torch.inference_mode():
+        Monitor(model, recorder=recorder_name, sinks=[sink])
+        run(X)
+    sink.take()
+    run(X).sum().backward()
+    assert sink.modules() == ["0", "1", "2", ""]
+    with pytest.raises(NonFiniteError, match=r"first in 0 \(Linear\), input\[0\]"):
+        run(BAD)
+
+
+def test_a_module_that_is_added_in_inference_mode_is_watched_outside_of_it(recorder_name: RecorderName) -> None:
+    model, sink = make(), Keeps()
+    Monitor(model, recorder=recorder_name, sinks=[sink])
+    run = torch.compile(model, backend="aot_eager")
+    run(X)
+    with torch.inference_mode():
+        model[1] = nn.Sequential(nn.ReLU(), nn.Tanh())
+        run(X)
+    sink.take()
+    run(X)
+    assert sorted(sink.modules()) == ["", "0", "1", "1.0", "1.1", "2"]

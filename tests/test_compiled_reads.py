@@ -116,6 +116,12 @@ def test_the_kinds_of_bad_numbers_are_told_and_not_how_many(
     [
         (torch.tensor([3, -7], dtype=torch.int8), 3, 7),
         (torch.tensor([-5, 0], dtype=torch.int64), 0, 5),
+        (torch.tensor([-128], dtype=torch.int8), 128, 128),
+        (torch.tensor([-128, 3], dtype=torch.int8), 3, 128),
+        (torch.tensor([-(2**15)], dtype=torch.int16), 2**15, 2**15),
+        (torch.tensor([-(2**31), 2**31 - 1], dtype=torch.int32), 2**31 - 1, 2**31),
+        (torch.tensor([-(2**63)]), 2**63, 2**63),
+        (torch.tensor([2**53 + 1]), 2**53, 2**53),  # as float64 has it
         (torch.tensor([200, 255], dtype=torch.uint8), 200, 255),
         (torch.tensor([60000, 7], dtype=torch.uint16), 7, 60000),
         (torch.tensor([2**31, 9], dtype=torch.uint32), 9, 2**31),
@@ -127,6 +133,30 @@ def test_whole_numbers_are_whole(tensor: Tensor, abs_min: int, abs_max: int) -> 
     found = stats(tensor)
     assert (found.abs_min, found.abs_max) == (abs_min, abs_max)
     assert type(found.abs_max) is int and found.non_finite is NOTHING
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("zeros", [[-0.0], [-0.0, -0.0], [0.0, -0.0], [0.0]])
+def test_no_magnitude_is_a_negative_zero(zeros: list[float], backend: str) -> None:
+    number, rows = site_of("output"), empty_rows()
+
+    def run(x: Tensor) -> Tensor:
+        read_into([x], rows, number)
+        return x + 1
+
+    torch.compile(run, backend=backend)(torch.tensor(zeros))
+    found = row_stats(number, rows)
+    assert [str(found.abs_min), str(found.abs_max), str(found.finite_abs_max)] == ["0.0"] * 3
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_a_row_can_be_written_outside_of_inference_mode(device: torch.device | str) -> None:
+    with torch.inference_mode():
+        rows = empty_rows(device)
+    assert not rows.is_inference()
+    number = site_of("output")
+    read_into([torch.tensor([2.0])], rows, number)
+    assert row_stats(number, rows).abs_max == 2.0
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])

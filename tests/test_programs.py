@@ -56,11 +56,20 @@ def test_making_a_program_is_no_batch_and_the_model_is_watched_after_it(
     model, sink = make(), Keeps()
     monitor = Monitor(model, recorder=recorder_name, sinks=[sink])
     model(X)
-    with pytest.warns(MonitorWarning, match="what torch.export makes of Sequential is not watched"):
+    with pytest.warns(MonitorWarning, match="what torch.export, make_fx or AOTAutograd makes of Sequential is not"):
         program(model)
     assert (monitor.batch_number, monitor.total_calls) == (1, 4)
     with pytest.raises(NonFiniteError, match=r"first in 0 \(Linear\), input\[0\]"):
         model(BAD)
+
+
+def test_the_program_that_aot_module_runs_is_said_not_to_be_watched(recorder_name: RecorderName) -> None:
+    from torch._functorch.aot_autograd import aot_module
+
+    model = make()
+    Monitor(model, recorder=recorder_name, sinks=[])
+    with pytest.warns(MonitorWarning, match="AOTAutograd makes of Sequential is not watched"):
+        aot_module(model, lambda graph, examples: graph)(X)
 
 
 @pytest.mark.filterwarnings("error::overflowstat.errors.MonitorWarning")

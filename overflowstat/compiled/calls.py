@@ -1,20 +1,22 @@
 """The calls inside of what is compiled: collected from the rows that it leaves, and told to the log."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ..capture import devices
-from ..dynamo import forget_wrapped_functions, is_loaded, not_compiled
+from ..dynamo import forget_wrapped_functions, frames_compiled, is_loaded, not_compiled, unwritable_body
 from ..errors import warn_user
 from ..frame_log import FrameLog
 from ..measurement import GivenMeasurement
 from ..modules import ModuleTree
+from ..native import load
 from ..recorder import is_capturing
 from ..stats import TensorStats, apart_from_the_run
 from ..wording import module_text
+from .called_code import CalledCode
 from .hook import WatchedHook
 from .own_code import OwnCode
 from .row import empty_rows, is_bad, of_any_tensor
@@ -93,12 +95,19 @@ class CompiledCalls:
         self._orders: dict[int, int] = {}  # of modules, those of their first site
         self._own_code = OwnCode()
         self._told_of: set[int] = set()  # of what in these is not read
+        self._called_code = CalledCode(self._own_code.is_copy)
+        self._calls_unwatched: set[int] = set()  # modules that call what may have been compiled without hooks
         self._was_traced = False
+        self._extension: Any = load() if native else None
         self._has_clock = native  # all rows are written by the extension's operations, which tell when
         self._clock = 0  # as rows were collected last
+        self._not_read: set[int] = set()  # of modules that were compiled where they cannot be
         self._seen: set[int] = set()  # in this batch
-        self._not_seen_inside: set[int] = set()
+        self._proved: set[int] = set()  # seen in any
+        self._not_seen_inside: dict[int, str] = {}  # what to call them
+        self._told: set[int] = set()
         self._root_runs_as_it_was = False
+        self._frames = 0  # that had been compiled when the batch began
         self.may_have_run = False
         """Whether anything is compiled with the hooks of these modules, or the code of one in whichever way."""
 
@@ -109,6 +118,7 @@ class CompiledCalls:
         self._hooks[number] = module, name, hook
         self._has_clock &= hook.rows.device.type == "cpu"
         self._inside.clear()
+        self._called_code.look_again()
         return hook
 
     def drop(self, number: int) -> None:
@@ -132,25 +142,45 @@ class CompiledCalls:
             on_cpu = all(hook.rows.device.type == "cpu" for _, _, hook in self._hooks.values())
             self._has_clock = self._native and on_cpu
 
-    def new_site(self, number: int, labels: Sequence[str], words: Sequence[str]) -> int:
-        """Where a graph is made."""
+    def new_site(self, number: int, labels: Sequence[str], words: Sequence[str]) -> int | None:
+        """Where a graph is made. None where the call cannot be read in it, of which it warns once for each module."""
         self.may_have_run = self._was_traced = True
         module, name, _ = self._hooks[number]
-        found = new_site(type(module), labels, words)
+        called = module_text(name, type(module).__name__)
+        if (around := unwritable_body()) is not None:
+            if number not in self._not_read:
+                self._not_read.add(number)
+                warn_user(f"calls of {called} inside of {around} are not watched where that is compiled")
+            return None
         unread = [f"{label}, a {word}" for label, word in zip(labels, words, strict=True) if not is_told_by(word)]
         if unread and number not in self._told_of:
             self._told_of.add(number)
             warn_user(
-                f"{module_text(name, type(module).__name__)}: what torch.compile makes does not read "
-                f"{'; '.join(unread)}; where that matters, keep the module out of it by torch.compiler.disable"
+                f"{called}: what torch.compile makes does not read {'; '.join(unread)}; where that matters, keep the "
+                "module out of it by torch.compiler.disable"
             )
+        found = new_site(type(module), labels, words)
         self._orders.setdefault(number, found)
         return found
 
     def attached(self) -> None:
         """To all modules; none is being called."""
-        self._own_code.give(self._modules.all)
+        self._give_own_code()
         forget_wrapped_functions()
+
+    def _give_own_code(self) -> None:
+        """Where that can be, and find the modules for which it is not enough."""
+        may_have_run = self._own_code.give(self._modules.all)
+        for module in self._called_code.found(self._modules.numbers):
+            number = self._modules.numbers[module]
+            self._calls_unwatched.add(number)
+            self._proved.difference_update(self._numbers_inside(number))
+            self._told.discard(number)
+        self.may_have_run = may_have_run or self._was_traced or bool(self._calls_unwatched)
+
+    def _give_own_code_to(self, number: int) -> bool:
+        """Gives whether that can help: it had none."""
+        return number in self._hooks and self._own_code.give_to(self._hooks[number][0])
 
     def begin_batch(self) -> None:
         """Before the root is called.
@@ -162,28 +192,55 @@ class CompiledCalls:
         self._follow_devices()
         root = self._modules.root
         had_own = self._own_code.has(root)
-        self.may_have_run = self._own_code.give(self._modules.all) or self._was_traced
+        self._frames = frames_compiled()
+        self._give_own_code()
         # Which comes too late for the root: what it will run was looked up before its hooks were called.
         self._root_runs_as_it_was = self._own_code.has(root) and not had_own
         self._seen.clear()
         self._not_seen_inside.clear()
 
-    def root_was_called(self, batch_number: int) -> None:
-        """In a batch of this number; the log does not know of it yet."""
+    def root_was_called(self, batch_number: int) -> bool:
+        """In a batch of this number, to its end; the log does not know of it yet. Gives whether nothing inside of the
+        root was seen, and that was told."""
         self.collect(0)
-        missed = [(self._hooks[number][1], self._hooks[number][0]) for number in sorted(self._not_seen_inside)]
-        missed = [(name, module) for name, module in missed if self._own_code.give_to(module)]
+        root_text = module_text("", type(self._modules.root).__name__)
+        is_silent = True
         if self._root_runs_as_it_was and not self._seen and self._numbers_inside(0):
-            missed.append(("", self._modules.root))
-        for name, module in missed:
             warn_user(
-                f"batch {batch_number} was not watched inside of {module_text(name, type(module).__name__)}: "
-                "torch.compile had compiled that without hooks, and will compile it once more, with them"
+                f"batch {batch_number} was not watched inside of {root_text}: torch.compile had compiled that without "
+                "hooks, and will compile it once more, with them"
             )
-        self._not_seen_inside.clear()
+        elif self.may_have_run and self._misses_calls_in(0, self._own_code.has(self._modules.root)):
+            self._not_seen_inside[0] = root_text
+        else:
+            is_silent = False
+        self.tell(batch_number)
+        self.end_batch()
+        return is_silent
+
+    def end_batch(self) -> None:
+        """Whatever was compiled in it was with hooks."""
         self._root_runs_as_it_was = False
-        if self.may_have_run:
+        if self._frames != frames_compiled():
             self._own_code.look(self._modules.all)
+            self._called_code.found(self._modules.numbers)
+
+    def tell(self, batch_number: int) -> None:
+        """Of modules that were called, and nothing in them."""
+        for number, text in self._not_seen_inside.items():
+            if number not in self._calls_unwatched and self._give_own_code_to(number):
+                warn_user(
+                    f"no call inside of {text} was seen in batch {batch_number}: what torch.compile had compiled of it "
+                    "without hooks, it will compile once more, with them"
+                )
+            elif number not in self._told:
+                self._told.add(number)
+                warn_user(
+                    f"no call inside of {text} was seen in batch {batch_number}, and torch.compile had compiled it, or "
+                    "what it calls, without hooks: attach the monitor before the first compiled call, or call "
+                    "torch.compiler.reset() now to have it compiled anew, with hooks"
+                )
+        self._not_seen_inside.clear()
 
     def detach(self) -> None:
         """What was compiled with the hooks will not run any more."""
@@ -197,10 +254,25 @@ class CompiledCalls:
         with self._lock:
             if self.collect(0 if self._has_clock else number):
                 self._look()
-            inside = self._numbers_inside(number)
-            if inside and callable(callback) and self._seen.isdisjoint(inside):
-                self._not_seen_inside.add(number)
+            if self._misses_calls_in(number, callable(callback)):
+                module, name, _ = self._hooks[number]
+                self._not_seen_inside[number] = module_text(name, type(module).__name__)
             self._seen.add(number)
+            self._proved.add(number)
+
+    def _misses_calls_in(self, number: int, was_compiled: bool) -> bool:
+        """Whether nothing in a module has ever been seen, where it runs code that may have been compiled without hooks.
+
+        Where something was, it runs what was compiled with hooks, and calls no module where it need not.
+
+        Args:
+            was_compiled: whether its own code may have been, and so code that this calls by no name.
+        """
+        if is_capturing() or (number not in self._calls_unwatched and not was_compiled):
+            return False
+        inside = self._numbers_inside(number)
+        was_seen = not all(known.isdisjoint(inside) for known in (self._seen, self._proved, self._not_read))
+        return not was_seen and any(_can_be_called(self._hooks[i][0]) for i in inside)
 
     def _numbers_inside(self, number: int) -> list[int]:
         if number not in self._inside:
@@ -219,7 +291,7 @@ class CompiledCalls:
         if not self._was_traced or is_capturing():
             return False
         if self._has_clock:
-            before, self._clock = self._clock, torch.ops.overflowstat.calls_kept_v1()
+            before, self._clock = self._clock, self._extension.calls_kept()
             if before == self._clock:
                 return False
         called = []
@@ -240,6 +312,7 @@ class CompiledCalls:
             read = GivenMeasurement(len(call.lines()), call.is_bad, call.contents)
             has_something |= self._log.add(call.number, self._hooks[call.number][0], call.lines(), read, call.calls)
             self._seen.add(call.number)
+            self._proved.add(call.number)
         return has_something
 
     def _as_they_ran(self, called: list[_Called]) -> list[_Called]:
@@ -269,3 +342,9 @@ class CompiledCalls:
             rows = [self._hooks[number][2].rows for number in of_device]
             with apart_from_the_run(), torch.no_grad():
                 torch._foreach_copy_(rows, [empty_rows(rows[0].device)] * len(rows))
+
+
+def _can_be_called(module: nn.Module) -> bool:
+    """Not one that only holds others, nor whose weights nn.MultiheadAttention uses itself."""
+    is_used_otherwise = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    return type(module).forward is not nn.Module.forward and not is_used_otherwise

@@ -52,9 +52,10 @@ class WatchedHook(Hook):
     @traced_only
     def __call__(self, module: nn.Module, args: object, kwargs: Mapping[str, object], output: object) -> None:
         if is_dynamo_compiling():
-            if not is_exporting():
-                labels, words, tensors = given(args, kwargs, output, self._nested)
-                read_into(tensors, self.rows, self._site(tuple(labels), tuple(words)), self._native)
+            labels, words, tensors = given(args, kwargs, output, self._nested)
+            site = self._site(tuple(labels), tuple(words))
+            if site is not None:
+                read_into(tensors, self.rows, site, self._native)
         elif not is_exporting():
             if self._compiled.may_have_run:
                 self._compiled.before_eager(self._number, get_eval_frame_callback())
@@ -62,5 +63,5 @@ class WatchedHook(Hook):
 
     # Runs as it is where a graph is made, so that nothing guards on the numbers, which another layer does not have.
     @constant_where_traced
-    def _site(self, labels: Sequence[str], words: Sequence[str]) -> int:
-        return self._compiled.new_site(self._number, labels, words)
+    def _site(self, labels: Sequence[str], words: Sequence[str]) -> int | None:
+        return None if is_exporting() else self._compiled.new_site(self._number, labels, words)

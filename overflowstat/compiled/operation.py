@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dynamo import in_place_by_inductor, value_in_graph
+from ..dynamo import in_place_by_inductor, may_be_quantized, value_in_graph
 from ..stats import READABLE_DTYPES
 from ..wording import short_name
 from .row import FIRST_SIZE, FIRST_TENSOR, MAXIMA, MOST_SIZES, MOST_TENSORS, ReadTensor
@@ -70,7 +70,23 @@ def _keep(read: list[Tensor], head: list[Any], row: Tensor) -> None:
         before.copy_(torch.maximum(before, torch.cat(read)))
 
 
-_LIBRARY.impl(NAME, _read, "CompositeImplicitAutograd")
+def _read_below(tensors: Sequence[Tensor], row: Tensor, site: int, native: bool) -> None:
+    """Inside of torch.vmap, torch.func.grad and the like: what they have wrapped, as of vmap the whole batch."""
+    functorch: Any = torch._C._functorch
+    level = functorch.maybe_current_level()
+    if level is None:
+        _read(tensors, row, site, native)
+        return
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    *below, row = [functorch.get_unwrapped(x) if functorch.maybe_get_level(x) == level else x for x in (*tensors, row)]
+    with retrieve_current_functorch_interpreter().lower():
+        read_into(below, row, site, native)
+
+
+# Of a batch, too: what is composite has no rule for it that would come before that of functorch for any operation.
+for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+    _LIBRARY.impl(NAME, _read_below, key)
 
 
 def _described(tensor: Tensor, sizes: dict[str, Any]) -> ReadTensor | str:
@@ -92,12 +108,16 @@ def _once(tensor: Tensor, extremes: Callable[[Tensor], Tensor]) -> Tensor:
     """Those of a tensor, in a graph that has them already just these: what one module gives, the next one takes."""
     value = value_in_graph(tensor)
     if value is None:
-        return extremes(tensor.detach())
+        return extremes(_readable(tensor))
     has_read = getattr(tensor, _HAS_READ, None)
     if has_read is None or has_read[0] is not value:
-        has_read = value, extremes(tensor.detach())
+        has_read = value, extremes(_readable(tensor))
         setattr(tensor, _HAS_READ, has_read)
     return has_read[1]
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    return tensor.detach().dequantize() if may_be_quantized(tensor) else tensor.detach()
 
 
 def _extremes(tensor: Tensor) -> Tensor:
@@ -110,4 +130,8 @@ def _extremes(tensor: Tensor) -> Tensor:
         tensor = tensor.to(torch.float64)  # torch reduces none of these
     elif tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
         tensor = tensor.to(torch.float32)
-    return torch.stack([tensor.amax().double(), -tensor.amin().double(), -tensor.abs().amin().double()])
+    if tensor.dtype.is_floating_point or not tensor.dtype.is_signed:
+        negated_abs_min = -tensor.abs().amin().double()
+    else:
+        negated_abs_min = tensor.minimum(-tensor).amax().double()  # the smallest of all has no magnitude of its dtype
+    return torch.stack([tensor.amax().double(), -tensor.amin().double(), negated_abs_min])

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..dynamo import compiled_versions
 
-__all__ = ["OwnCode"]
+__all__ = ["OwnCode", "forward_of"]
 
 
 class OwnCode:
@@ -33,7 +33,7 @@ class OwnCode:
         """
         by_forward: dict[types.FunctionType, list[nn.Module]] = {}
         for module in modules:
-            if "forward" not in module.__dict__ and (forward := _forward_of(module)) is not None:
+            if "forward" not in module.__dict__ and (forward := forward_of(module)) is not None:
                 by_forward.setdefault(forward, []).append(module)
         found = False
         for forward, its_modules in by_forward.items():
@@ -47,8 +47,8 @@ class OwnCode:
         return found
 
     def give_to(self, module: nn.Module) -> bool:
-        """Gives whether it had none."""
-        forward = _forward_of(module)
+        """Gives whether it had none, and can have."""
+        forward = forward_of(module)
         if "forward" in module.__dict__ or forward is None:
             return False
         if forward not in self._copies:
@@ -59,11 +59,14 @@ class OwnCode:
         return True
 
     def has(self, module: nn.Module) -> bool:
-        return getattr(module.__dict__.get("forward"), "__func__", None) in self._copies.values()
+        return self.is_copy(module.__dict__.get("forward"))
+
+    def is_copy(self, function: object) -> bool:
+        return getattr(function, "__func__", None) in self._copies.values()
 
     def look(self, modules: Iterable[nn.Module]) -> None:
         """All versions that there are now of what has no code of its own are with hooks."""
-        for forward in {_forward_of(module) for module in modules if "forward" not in module.__dict__}:
+        for forward in {forward_of(module) for module in modules if "forward" not in module.__dict__}:
             if forward is not None:
                 self._known[forward] = compiled_versions(forward.__code__)
 
@@ -78,7 +81,7 @@ class OwnCode:
         self._given.discard(module)
 
 
-def _forward_of(module: nn.Module) -> types.FunctionType | None:
+def forward_of(module: nn.Module) -> types.FunctionType | None:
     """That of its class; None for one that is no function of Python. Not by getattr, which modules of TorchScript do
     not expect."""
     for kind in type(module).__mro__:

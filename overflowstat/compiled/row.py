@@ -52,9 +52,10 @@ ROWS = 4
 
 def empty_rows(device: torch.device | str = "cpu") -> Tensor:
     """Of shape `[ROWS, ROW_LENGTH]`."""
-    rows = torch.full((ROWS, ROW_LENGTH), -math.inf, dtype=torch.float64, device=device)
-    rows[:, 0] = 0
-    return rows
+    with torch.inference_mode(False):  # which has tensors of its own, that nothing writes to outside of it
+        rows = torch.full((ROWS, ROW_LENGTH), -math.inf, dtype=torch.float64, device=device)
+        rows[:, 0] = 0
+        return rows
 
 
 def is_bad(rows: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ class ReadTensor:
             return TensorStats(math.nan, math.nan, math.nan, 0, 0, 0, None, 0, self.dtype, shape)
         largest, negated_smallest, negated_abs_min = numbers
         kinds = _kinds(largest, -negated_smallest)
-        abs_min, abs_max = -negated_abs_min, max(largest, negated_smallest)
+        abs_min, abs_max = abs(negated_abs_min), abs(max(largest, negated_smallest))  # no zero is negative
         if math.isnan(largest):
             abs_min = abs_max = math.nan
         number = float if self.dtype.is_floating_point or self.dtype.is_complex else int
