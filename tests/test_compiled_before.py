@@ -146,6 +146,12 @@ def every_call(is_root: bool) -> list[str]:
     return ["a", "b", ""] if is_root else ["layer.a", "layer.b", "layer", "head", ""]
 
 
+def assert_seen(found: list[str], is_root: bool, recorder_name: RecorderName) -> None:
+    """In order, which graphs without the extension's clock do not tell."""
+    wanted = every_call(is_root)
+    assert found == wanted if recorder_name == "native" else sorted(found) == sorted(wanted)
+
+
 def told(case: Case, is_root: bool, batch: int = 0) -> str:
     name = "the model itself" if is_root else "layer"
     return re.escape(f"no call inside of {name} ({case[0].__name__}) was seen in batch {batch}, and torch.compile had")
@@ -169,15 +175,23 @@ def test_that_nothing_inside_was_seen_is_told_in_the_first_batch_and_once(
     model = make(case, is_root)
     (model if first == "the same" else make(case, True))(X)
     monitor = Monitor(model, recorder=recorder_name, sinks=[sink])
-    with pytest.warns(MonitorWarning, match=told(case, is_root)):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", MonitorWarning)
         model(X)
+    texts = [str(warning.message) for warning in warned if warning.category is MonitorWarning]
+    if case[0] in (NoGrad, Autocast) and not texts:  # of what torch 2.14's decorators give there can be a copy
+        assert_seen(sink.modules(), is_root, recorder_name)
+    else:
+        assert len(texts) == 1 and re.match(told(case, is_root), texts[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", MonitorWarning)
+            model(X)
+        torch.compiler.reset()  # as it says
+    sink.take()
     with warnings.catch_warnings():
         warnings.simplefilter("error", MonitorWarning)
         model(X)
-        torch.compiler.reset()  # as it says
-        sink.take()
-        model(X)
-        assert sink.modules() == every_call(is_root)
+        assert_seen(sink.modules(), is_root, recorder_name)
         monitor.remove()
 
 
@@ -191,7 +205,7 @@ def test_what_is_compiled_after_the_monitor_has_come_is_watched(
     monitor = Monitor(model, recorder=recorder_name, sinks=[sink])
     for _ in range(2):
         model(X)
-        assert sink.modules() == every_call(is_root)
+        assert_seen(sink.modules(), is_root, recorder_name)
     monitor.remove()
 
 
