@@ -213,7 +213,7 @@ READ: dict[str, Body] = {
     "hessian": lambda layer, x: hessian(lambda t: layer(t).sin().sum())(x[0]),
     "grad of each sample": per_sample,
     "checkpoint": lambda layer, x: checkpoint(layer, x, use_reentrant=False),
-    "autograd.Function": lambda layer, x: Through.apply(x * 1, layer),  # type: ignore[no-untyped-call]
+    "autograd.Function": lambda layer, x: Through.apply(x * 1, layer),  # type: ignore[no-untyped-call,unused-ignore]
 }
 
 
