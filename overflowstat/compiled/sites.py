@@ -21,7 +21,8 @@ class Site:
 
     number: int
     graph: object
-    module_type: type[nn.Module]
+    kinds: dict[Hashable, int]
+    """Of calls of the modules of its type, and their numbers."""
     labels: Sequence[str]
     words: Sequence[str]
     """For each label what it is that is no tensor, empty for a tensor."""
@@ -68,7 +69,8 @@ _kinds: WeakKeyDictionary[type[nn.Module], dict[Hashable, int]] = WeakKeyDiction
 
 def new_site(module_type: type[nn.Module], labels: Sequence[str], words: Sequence[str]) -> int:
     """A number for it, larger than those before."""
-    _sites.append(Site(len(_sites), compiled_now(), module_type, [text(label) for label in labels], words))
+    kinds = _kinds.setdefault(module_type, {})
+    _sites.append(Site(len(_sites), compiled_now(), kinds, [text(label) for label in labels], words))
     return len(_sites) - 1
 
 
@@ -84,5 +86,5 @@ def will_read(number: int, read: list[ReadTensor | str]) -> int:
     for made in ("shown", "lines"):
         place.__dict__.pop(made, None)
     read_as = tuple((tensor.dtype, tensor.is_read) if isinstance(tensor, ReadTensor) else tensor for tensor in read)
-    kinds = _kinds.setdefault(place.module_type, {})
-    return kinds.setdefault((tuple(place.labels), tuple(place.words), read_as), len(kinds)) % ROWS
+    kind = (tuple(place.labels), tuple(place.words), read_as)
+    return place.kinds.setdefault(kind, len(place.kinds)) % ROWS
