@@ -381,9 +381,14 @@ class Monitor:
         as the end of that does.
         """
         with self._lock:
+            self._end_step()
+            self._tell_of_unseen()
+
+    def _end_step(self) -> None:
+        """As `step` does, also where it is no wonder that no module has been called yet, as before a training."""
+        with self._lock:
             self._unseen.something_ends_batches()
             self._collect_compiled()
-            self._tell_of_unseen()
             if self._log.is_begun and not is_capturing():
                 traced, ended = self._is_traced, self.batch_number
                 self._end_batch()

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import overflowstat
 from overflowstat import BatchLimitReached, Monitor, NonFiniteError
+from overflowstat.dynamo import has_compiled
 from overflowstat.errors import MonitorWarning
 from overflowstat.frames import Frame
 from overflowstat.integrations.lightning import OverflowStatCallback
@@ -251,6 +252,22 @@ def test_a_batch_is_one_of_the_loader_whatever_the_step_calls(recorder_name: Rec
             warnings.simplefilter("error", MonitorWarning)
             trainer(callback).fit(net(kind), data())
         assert list(sink.batches.values()) == [each] * (STEPS // (2 if kind is ByHand else 1))
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("kind", [Net, OnlyChildren, ByHand])
+@pytest.mark.parametrize("options", [{}, {"evaluation": False, "trace_steps": [2]}], ids=["", "traced"])
+def test_a_run_says_nothing_of_calls_before_it_where_something_else_was_compiled(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert has_compiled()
+    sink = Numbers()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MonitorWarning)
+        run = trainer(OverflowStatCallback(sinks=[sink], **options), limit_val_batches=1, num_sanity_val_steps=1)
+        run.fit(net(kind), data(), data())
+    assert any("net.0" in modules for modules in sink.batches.values())
 
 
 def test_a_batch_is_a_forward_of_the_model_where_that_is_asked_for(recorder_name: RecorderName) -> None:

@@ -41,6 +41,8 @@ def start(folder: Path, command: str, **environment: str) -> subprocess.Popen[st
     bin_folder.mkdir(exist_ok=True)
     for name, words in (("python", ""), ("torchrun", "-m torch.distributed.run ")):
         program = bin_folder / name
+        if program.exists():  # and another node may be about to run it: it cannot be written then
+            continue
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}"$@"\n')
         program.chmod(0o755)
     path = f"{bin_folder}:{os.environ['PATH']}"

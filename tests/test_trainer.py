@@ -31,6 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer
 
 import overflowstat
 from overflowstat import BatchLimitReached, DebugUnderflowOverflow, Monitor, NonFiniteError
+from overflowstat.dynamo import has_compiled
 from overflowstat.errors import MonitorWarning, TraceError
 from overflowstat.frames import Frame
 from overflowstat.integrations import transformers as integration
@@ -635,6 +636,18 @@ def test_a_model_that_was_compiled_before_is_watched_when_it_trains_on(
         trainer.train()
     assert trainer.state.global_step == 2 and nothing_is_left(model, trainer)
     assert sees.batches == 2
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_run_says_nothing_of_calls_before_it_where_something_else_was_compiled(tmp_path: Path) -> None:
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert has_compiled()
+    model, callback = tiny(layers=1), OverflowStatCallback(sinks=[])
+    sees = Sees(callback)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MonitorWarning)
+        train(Mode("", {}), tmp_path, model, sees, callback)
+    assert sees.batches == STEPS
 
 
 @pytest.mark.slow

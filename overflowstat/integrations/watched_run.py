@@ -132,11 +132,15 @@ class WatchedRun:
             self.monitor.step()
 
     def _begin(self, phase: str, is_traced: bool) -> None:
-        self.end_batch()  # if modules were called since that is over
+        self._end_step()  # if modules were called since that is over
         batch = self.monitor.batch_number
         self._phases.begin(batch, phase)
         self._traced.switch(batch, is_traced)
-        self.end_batch()  # which makes the monitor look whether the next one is traced
+        self._end_step()  # which makes the monitor look whether the next one is traced
+
+    def _end_step(self) -> None:
+        if self._step_ends_batch:
+            self.monitor._end_step()
 
     def see_loss(self, loss: object) -> None:
         """Judge the loss of the batch that runs, or else of the one that ended last; what is no tensor is none.
