@@ -141,7 +141,7 @@ def training_step(model: Any, ids: Tensor) -> Callable[[], object]:
 
 class Worker:
     def __init__(self, way: str, model_name: str) -> None:
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+        environment = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--worker", way, model_name],
             stdin=subprocess.PIPE,

@@ -144,6 +144,7 @@ def machine(device: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "threads_bound": os.environ.get("OMP_PROC_BIND"),
+        "threads_wait": os.environ.get("OMP_WAIT_POLICY"),
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
     }
 
