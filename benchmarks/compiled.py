@@ -91,7 +91,7 @@ WAYS: dict[str, Callable[[nn.Module], object]] = {
 def by_reductions(model: nn.Module) -> Monitor:
     """As where the extension does not read: for the choice between the two, which is no option of a monitor."""
     monitor = Monitor(model, weights="on_change")
-    for _, _, hook in monitor._compiled._hooks.values():
+    for _, hook in monitor._compiled.hooked:
         hook._native = False
     return monitor
 

@@ -581,9 +581,7 @@ class Monitor:
                 return
             if exception is not None and self._in_root.was_raised_in_one(exception):
                 if self._in_root.is_in_one:
-                    self._compiled.collect(0)
-                    self._compiled.tell(self.batch_number)
-                    self._compiled.end_batch()
+                    self._compiled.root_raised(self.batch_number)
                     try:
                         self._explain(exception)
                     finally:

@@ -138,7 +138,7 @@ def test_rows_stay_where_they_are() -> None:
     model = Model().cuda()
     monitor = Monitor(model, sinks=[])
     run = torch.compile(model)
-    hooks = [hook for _, _, hook in monitor._compiled._hooks.values()]
+    hooks = [hook for _, hook in monitor._compiled.hooked]
     with torch.no_grad():
         run(given())
         addresses = [hook.rows.data_ptr() for hook in hooks]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..capture import devices
-from ..dynamo import forget_wrapped_functions, frames_compiled, is_loaded, not_compiled, unwritable_body
+from ..dynamo import is_loaded, not_compiled, unwritable_body
 from ..errors import warn_user
 from ..frame_log import FrameLog
 from ..measurement import GivenMeasurement
@@ -15,12 +15,11 @@ from ..modules import ModuleTree
 from ..native import load
 from ..recorder import is_capturing
 from ..stats import TensorStats, apart_from_the_run
-from ..wording import module_text
-from .called_code import CalledCode
 from .hook import WatchedHook
-from .own_code import OwnCode
+from .hooked import HookedModules
 from .row import empty_rows, is_bad, of_any_tensor
 from .sites import Site, new_site, site
+from .unwatched import Unwatched
 from .walk import is_told_by
 
 if TYPE_CHECKING:
@@ -90,24 +89,15 @@ class CompiledCalls:
         self._look = look
         self._nested = nested
         self._native = native
-        self._hooks: dict[int, tuple[nn.Module, str, WatchedHook]] = {}
-        self._inside: dict[int, list[int]] = {}  # numbers of the modules in one, as far as they were asked for
+        self.hooked = HookedModules(modules)
+        self._unwatched = Unwatched(modules, self.hooked)
         self._orders: dict[int, int] = {}  # of modules, those of their first site
-        self._own_code = OwnCode()
         self._told_of: set[int] = set()  # of what in these is not read
-        self._called_code = CalledCode(self._own_code.is_copy)
-        self._calls_unwatched: set[int] = set()  # modules that call what may have been compiled without hooks
+        self._not_read: set[int] = set()  # of modules that were compiled where they cannot be
         self._was_traced = False
         self._extension: Any = load() if native else None
         self._has_clock = native  # all rows are written by the extension's operations, which tell when
         self._clock = 0  # as rows were collected last
-        self._not_read: set[int] = set()  # of modules that were compiled where they cannot be
-        self._seen: set[int] = set()  # in this batch
-        self._proved: set[int] = set()  # seen in any
-        self._not_seen_inside: dict[int, str] = {}  # what to call them
-        self._told: set[int] = set()
-        self._root_runs_as_it_was = False
-        self._frames = 0  # that had been compiled when the batch began
         self.may_have_run = False
         """Whether anything is compiled with the hooks of these modules, or the code of one in whichever way."""
 
@@ -115,16 +105,15 @@ class CompiledCalls:
         """For a module that has not been called yet. `eager` is its hook where it is not compiled."""
         self._home = self._home or self._find_home()
         hook = WatchedHook(number, eager, self, self._nested, self._native, self._device_of(module))
-        self._hooks[number] = module, name, hook
+        self.hooked.add(number, name, module, hook)
         self._has_clock &= hook.rows.device.type == "cpu"
-        self._inside.clear()
-        self._called_code.look_again()
+        self._unwatched.look_again()
         return hook
 
     def drop(self, number: int) -> None:
-        if number in self._hooks:
-            self._own_code.take_from(self._hooks.pop(number)[0])
-        self._inside.clear()
+        if number in self.hooked:
+            self._unwatched.drop(self.hooked.module(number))
+            self.hooked.drop(number)
 
     def _find_home(self) -> torch.device | None:
         """Where the model is; its first weight, if it is in several places."""
@@ -137,19 +126,18 @@ class CompiledCalls:
         """The model may have been moved since."""
         if (home := self._find_home()) != self._home:
             self._home = home
-            for module, _, hook in self._hooks.values():
+            for module, hook in self.hooked:
                 hook.rows = empty_rows(self._device_of(module))
-            on_cpu = all(hook.rows.device.type == "cpu" for _, _, hook in self._hooks.values())
-            self._has_clock = self._native and on_cpu
+            self._has_clock = self._native and all(hook.rows.device.type == "cpu" for _, hook in self.hooked)
 
     def new_site(self, number: int, labels: Sequence[str], words: Sequence[str]) -> int | None:
         """Where a graph is made. None where the call cannot be read in it, of which it warns once for each module."""
         self.may_have_run = self._was_traced = True
-        module, name, _ = self._hooks[number]
-        called = module_text(name, type(module).__name__)
+        called = self.hooked.text(number)
         if (around := unwritable_body()) is not None:
             if number not in self._not_read:
                 self._not_read.add(number)
+                self._unwatched.cannot_be_seen(number)
                 warn_user(f"calls of {called} inside of {around} are not watched where that is compiled")
             return None
         unread = [f"{label}, a {word}" for label, word in zip(labels, words, strict=True) if not is_told_by(word)]
@@ -159,94 +147,42 @@ class CompiledCalls:
                 f"{called}: what torch.compile makes does not read {'; '.join(unread)}; where that matters, keep the "
                 "module out of it by torch.compiler.disable"
             )
-        found = new_site(type(module), labels, words)
+        found = new_site(type(self.hooked.module(number)), labels, words)
         self._orders.setdefault(number, found)
         return found
 
     def attached(self) -> None:
         """To all modules; none is being called."""
-        self._give_own_code()
-        forget_wrapped_functions()
-
-    def _give_own_code(self) -> None:
-        """Where that can be, and find the modules for which it is not enough."""
-        may_have_run = self._own_code.give(self._modules.all)
-        for module in self._called_code.found(self._modules.numbers):
-            number = self._modules.numbers[module]
-            self._calls_unwatched.add(number)
-            self._proved.difference_update(self._numbers_inside(number))
-            self._told.discard(number)
-        self.may_have_run = may_have_run or self._was_traced or bool(self._calls_unwatched)
-
-    def _give_own_code_to(self, number: int) -> bool:
-        """Gives whether that can help: it had none."""
-        return number in self._hooks and self._own_code.give_to(self._hooks[number][0])
+        self.may_have_run = self._unwatched.attached() or self._was_traced
 
     def begin_batch(self) -> None:
         """Before the root is called.
 
         Cost: where Dynamo is loaded, microseconds, and one for each class of modules.
         """
-        if not is_loaded():
-            return
-        self._follow_devices()
-        root = self._modules.root
-        had_own = self._own_code.has(root)
-        self._frames = frames_compiled()
-        self._give_own_code()
-        # Which comes too late for the root: what it will run was looked up before its hooks were called.
-        self._root_runs_as_it_was = self._own_code.has(root) and not had_own
-        self._seen.clear()
-        self._not_seen_inside.clear()
+        if is_loaded():
+            self._follow_devices()
+            self.may_have_run = self._unwatched.begin_batch() or self._was_traced
 
     def root_was_called(self, batch_number: int) -> bool:
         """In a batch of this number, to its end; the log does not know of it yet. Gives whether nothing inside of the
         root was seen, and that was told."""
         self.collect(0)
-        root_text = module_text("", type(self._modules.root).__name__)
-        is_silent = True
-        if self._root_runs_as_it_was and not self._seen and self._numbers_inside(0):
-            warn_user(
-                f"batch {batch_number} was not watched inside of {root_text}: torch.compile had compiled that without "
-                "hooks, and will compile it once more, with them"
-            )
-        elif self.may_have_run and self._misses_calls_in(0, self._own_code.has(self._modules.root)):
-            self._not_seen_inside[0] = root_text
-        else:
-            is_silent = False
-        self.tell(batch_number)
-        self.end_batch()
-        return is_silent
+        return self._unwatched.root_was_called(batch_number, self.may_have_run)
 
-    def end_batch(self) -> None:
-        """Whatever was compiled in it was with hooks."""
-        self._root_runs_as_it_was = False
-        if self._frames != frames_compiled():
-            self._own_code.look(self._modules.all)
-            self._called_code.found(self._modules.numbers)
+    def root_raised(self, batch_number: int) -> None:
+        """In a batch of this number."""
+        self.collect(0)
+        self._unwatched.end_batch(batch_number)
 
     def tell(self, batch_number: int) -> None:
         """Of modules that were called, and nothing in them."""
-        for number, text in self._not_seen_inside.items():
-            if number not in self._calls_unwatched and self._give_own_code_to(number):
-                warn_user(
-                    f"no call inside of {text} was seen in batch {batch_number}: what torch.compile had compiled of it "
-                    "without hooks, it will compile once more, with them"
-                )
-            elif number not in self._told:
-                self._told.add(number)
-                warn_user(
-                    f"no call inside of {text} was seen in batch {batch_number}, and torch.compile had compiled it, or "
-                    "what it calls, without hooks: attach the monitor before the first compiled call, or call "
-                    "torch.compiler.reset() now to have it compiled anew, with hooks"
-                )
-        self._not_seen_inside.clear()
+        self._unwatched.tell(batch_number)
 
     def detach(self) -> None:
         """What was compiled with the hooks will not run any more."""
-        self._own_code.take_back()
-        self._hooks.clear()
-        self._inside.clear()
+        self._unwatched.detach()
+        self.hooked.clear()
 
     @not_compiled
     def before_eager(self, number: int, callback: object) -> None:
@@ -254,33 +190,7 @@ class CompiledCalls:
         with self._lock:
             if self.collect(0 if self._has_clock else number):
                 self._look()
-            if self._misses_calls_in(number, callable(callback)):
-                module, name, _ = self._hooks[number]
-                self._not_seen_inside[number] = module_text(name, type(module).__name__)
-            self._seen.add(number)
-            self._proved.add(number)
-
-    def _misses_calls_in(self, number: int, was_compiled: bool) -> bool:
-        """Whether nothing in a module has ever been seen, where it runs code that may have been compiled without hooks.
-
-        Where something was, it runs what was compiled with hooks, and calls no module where it need not.
-
-        Args:
-            was_compiled: whether its own code may have been, and so code that this calls by no name.
-        """
-        if is_capturing() or (number not in self._calls_unwatched and not was_compiled):
-            return False
-        inside = self._numbers_inside(number)
-        was_seen = not all(known.isdisjoint(inside) for known in (self._seen, self._proved, self._not_read))
-        return not was_seen and any(_can_be_called(self._hooks[i][0]) for i in inside)
-
-    def _numbers_inside(self, number: int) -> list[int]:
-        if number not in self._inside:
-            around = self._modules.root if number not in self._hooks else self._hooks[number][0]
-            numbers = self._modules.numbers
-            inside = [numbers[module] for module in around.modules() if module is not around and module in numbers]
-            self._inside[number] = [i for i in inside if i in self._hooks]
-        return self._inside[number]
+            self._unwatched.see_eager(number, was_compiled=callable(callback))
 
     def collect(self, number: int) -> bool:
         """Tell the log of the calls of what is in a module. Gives whether it has something to look at.
@@ -295,9 +205,9 @@ class CompiledCalls:
             if before == self._clock:
                 return False
         called = []
-        for numbers in self._by_device(self._numbers_inside(number)):
+        for numbers in self._by_device(self.hooked.inside(number)):
             with apart_from_the_run(), torch.no_grad():
-                rows = torch.stack([self._hooks[i][2].rows for i in numbers]).to("cpu")
+                rows = torch.stack([self.hooked.hook(i).rows for i in numbers]).to("cpu")
                 written = (rows[:, :, 0] > 0).nonzero()
                 rows = rows[tuple(written.T)]
                 bad = is_bad(rows).tolist()
@@ -310,9 +220,9 @@ class CompiledCalls:
         has_something = False
         for call in self._as_they_ran(called):
             read = GivenMeasurement(len(call.lines()), call.is_bad, call.contents)
-            has_something |= self._log.add(call.number, self._hooks[call.number][0], call.lines(), read, call.calls)
-            self._seen.add(call.number)
-            self._proved.add(call.number)
+            module = self.hooked.module(call.number)
+            has_something |= self._log.add(call.number, module, call.lines(), read, call.calls)
+            self._unwatched.see(call.number)
         return has_something
 
     def _as_they_ran(self, called: list[_Called]) -> list[_Called]:
@@ -334,17 +244,11 @@ class CompiledCalls:
     def _by_device(self, numbers: list[int]) -> list[list[int]]:
         found: dict[torch.device, list[int]] = {}
         for number in numbers:
-            found.setdefault(self._hooks[number][2].rows.device, []).append(number)
+            found.setdefault(self.hooked.hook(number).rows.device, []).append(number)
         return list(found.values())
 
     def _empty(self, numbers: list[int]) -> None:
         for of_device in self._by_device(numbers):
-            rows = [self._hooks[number][2].rows for number in of_device]
+            rows = [self.hooked.hook(number).rows for number in of_device]
             with apart_from_the_run(), torch.no_grad():
                 torch._foreach_copy_(rows, [empty_rows(rows[0].device)] * len(rows))
-
-
-def _can_be_called(module: nn.Module) -> bool:
-    """Not one that only holds others, nor whose weights nn.MultiheadAttention uses itself."""
-    is_used_otherwise = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
-    return type(module).forward is not nn.Module.forward and not is_used_otherwise
