@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dynamo import in_place_by_inductor, may_be_quantized, value_in_graph
+from ..dynamo import in_place_by_inductor, is_only_asked, may_be_quantized, value_in_graph
 from ..stats import READABLE_DTYPES
 from ..wording import short_name
 from .row import FIRST_SIZE, FIRST_TENSOR, MAXIMA, MOST_SIZES, MOST_TENSORS, ReadTensor
@@ -42,6 +42,8 @@ def read_into(tensors: Sequence[Tensor], rows: Tensor, site: int, native: bool) 
 
 def _read(tensors: Sequence[Tensor], rows: Tensor, site: int, native: bool) -> None:
     # Runs where a graph is made, with fake tensors. What it tells is the same each time.
+    if is_only_asked(rows):
+        return
     told: list[ReadTensor | str] = []
     read: list[Tensor] = []  # maxima of each tensor
     sizes: dict[str, Any] = {}  # those that the graph does not fix, by their formula
@@ -117,7 +119,7 @@ def _once(tensor: Tensor, extremes: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _readable(tensor: Tensor) -> Tensor:
-    return tensor.detach().dequantize() if may_be_quantized(tensor) else tensor.detach()
+    return tensor.dequantize() if may_be_quantized(tensor) else tensor
 
 
 def _extremes(tensor: Tensor) -> Tensor:
