@@ -8,6 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 __all__ = [
+    "as_known",
     "compiled_now",
     "compiled_versions",
     "constant_where_traced",
@@ -143,6 +144,12 @@ def in_place_by_inductor(operation: OpOverload, in_place: OpOverload, written: i
         return copied and node.args[written].op == "placeholder"
 
     passes.inplaceable_ops[operation] = passes.InplaceableOp(in_place, written, is_only_copied)
+
+
+def as_known(size: int | torch.SymInt) -> int | torch.SymInt:
+    """A number where that is the only one which a graph takes: Dynamo has a symbol for it also then."""
+    known: int | None = size if isinstance(size, int) else size.node.maybe_as_int()
+    return size if known is None else known
 
 
 def is_only_asked(tensor: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dynamo import in_place_by_inductor, is_only_asked, may_be_quantized, value_in_graph
+from ..dynamo import as_known, in_place_by_inductor, is_only_asked, may_be_quantized, value_in_graph
 from ..stats import READABLE_DTYPES
 from ..wording import short_name
 from .row import FIRST_SIZE, FIRST_TENSOR, MAXIMA, MOST_SIZES, MOST_TENSORS, ReadTensor
@@ -41,20 +41,19 @@ def read_into(tensors: Sequence[Tensor], rows: Tensor, site: int, native: bool) 
 
 
 def _read(tensors: Sequence[Tensor], rows: Tensor, site: int, native: bool) -> None:
-    # Runs where a graph is made, with fake tensors. What it tells is the same each time.
+    # Runs where a graph is made, with fake tensors. What it tells is the same each time; of what AOTAutograd has in its
+    # cache only Dynamo asks.
+    sizes: dict[str, Any] = {}  # those that the graph does not fix, by their formula
+    told = [_described(tensor, sizes) for tensor in tensors]
+    number = will_read(site, told)
     if is_only_asked(rows):
         return
-    told: list[ReadTensor | str] = []
     read: list[Tensor] = []  # maxima of each tensor
-    sizes: dict[str, Any] = {}  # those that the graph does not fix, by their formula
     with torch.no_grad():
-        for tensor in tensors:
-            what = _described(tensor, sizes)
-            told.append(what)
+        for tensor, what in zip(tensors, told, strict=True):
             if isinstance(what, ReadTensor) and what.is_read:
                 by_extension = native and tensor.device.type == "cpu"
                 read.append(_once(tensor, _OPERATIONS.extremes_v1 if by_extension else _extremes).to(rows.device))
-        number = will_read(site, told)
         if native and rows.device.type == "cpu":
             in_place_by_inductor(_OPERATIONS.kept_v2.default, _OPERATIONS.keep_v2.default, written=0)
             rows.copy_(_OPERATIONS.kept_v2(rows, number, site, list(sizes.values()), read, FIRST_SIZE, FIRST_TENSOR))
@@ -97,7 +96,8 @@ def _described(tensor: Tensor, sizes: dict[str, Any]) -> ReadTensor | str:
     if tensor.dtype not in READABLE_DTYPES:
         return short_name(tensor.dtype)
     shape: list[int] = []
-    for size in tensor.shape:
+    for dimension in tensor.shape:
+        size = as_known(dimension)
         if isinstance(size, int) or (str(size) not in sizes and len(sizes) == MOST_SIZES):
             shape.append(int(size))
         else:
