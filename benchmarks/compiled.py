@@ -176,13 +176,18 @@ class Worker:
 
 def measure(model_name: str, ways: list[str], rounds: int, budget: float) -> dict[str, Any]:
     workers = {way: Worker(way, model_name) for way in dict.fromkeys((PLAIN, *ways))}
-    found: dict[str, Any] = {"model": model_name, "modules": workers[PLAIN].began["modules"], "ratio_to_compiled": {}}
+    found: dict[str, Any] = {
+        "model": model_name,
+        "modules": workers[PLAIN].began["modules"],
+        "rounds": {},
+        "ratio_to_compiled": {},
+    }
     for step in ("forward", "training step"):
         contenders: dict[str, Callable[[], object]] = {
             way: functools.partial(worker.run, step) for way, worker in workers.items()
         }
         timings = interleaved(contenders, rounds, "cpu", budget=budget, rare=(REFERENCE,))
-        found["rounds"] = len(timings[PLAIN].rounds)
+        found["rounds"][step] = len(timings[PLAIN].rounds)
         found["ratio_to_compiled"][step] = ratios(timings)
     plain = workers[PLAIN]
     whole = {way: worker for way, worker in workers.items() if way.startswith(PLAIN) and way != REFERENCE}
