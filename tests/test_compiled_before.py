@@ -171,7 +171,7 @@ def test_that_nothing_inside_was_seen_is_told_in_the_first_batch_and_once(
     recorder_name: RecorderName, sink: Keeps, case: Case, is_root: bool, first: str
 ) -> None:
     if first == "another" and case[1] is its_forward:
-        pytest.skip("what it has made of its own forward is not found for another")
+        pytest.skip("one model's own compiled forward never runs in the place of another's: there is nothing to tell")
     model = make(case, is_root)
     (model if first == "the same" else make(case, True))(X)
     monitor = Monitor(model, recorder=recorder_name, sinks=[sink])

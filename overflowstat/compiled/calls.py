@@ -93,7 +93,6 @@ class CompiledCalls:
         self._unwatched = Unwatched(modules, self.hooked)
         self._orders: dict[int, int] = {}  # of modules, those of their first site
         self._told_of: set[int] = set()  # of what in these is not read
-        self._not_read: set[int] = set()  # of modules that were compiled where they cannot be
         self._was_traced = False
         self._extension: Any = load() if native else None
         self._has_clock = native  # all rows are written by the extension's operations, which tell when
@@ -135,9 +134,7 @@ class CompiledCalls:
         self.may_have_run = self._was_traced = True
         called = self.hooked.text(number)
         if (around := unwritable_body()) is not None:
-            if number not in self._not_read:
-                self._not_read.add(number)
-                self._unwatched.cannot_be_seen(number)
+            if self._unwatched.cannot_be_seen(number):
                 warn_user(f"calls of {called} inside of {around} are not watched where that is compiled")
             return None
         unread = [f"{label}, a {word}" for label, word in zip(labels, words, strict=True) if not is_told_by(word)]

@@ -80,9 +80,12 @@ class Unwatched:
             self._told.discard(number)
         return may_have_run or bool(self._calls_unwatched)
 
-    def cannot_be_seen(self, number: int) -> None:
-        """What was compiled of a module with its hook does not read it, of which others tell."""
+    def cannot_be_seen(self, number: int) -> bool:
+        """What was compiled of a module with its hook does not read it, of which others tell. Gives whether that is
+        new."""
+        is_new = number not in self._cannot_be_seen
         self._cannot_be_seen.add(number)
+        return is_new
 
     def see(self, number: int) -> None:
         """A call of it was read."""
@@ -113,12 +116,11 @@ class Unwatched:
     def root_was_called(self, batch_number: int, may_have_run: bool) -> bool:
         """To its end, and all calls in it have been seen that will be. Gives whether there were none, and that was
         told."""
-        root_text = self._hooked.text(0)
         is_silent = True
         if self._root_runs_as_it_was and not self._seen and self._hooked.inside(0):
             warn_user(
-                f"batch {batch_number} was not watched inside of {root_text}: torch.compile had compiled that without "
-                "hooks, and will compile it once more, with them"
+                f"batch {batch_number} was not watched inside of {self._hooked.text(0)}: torch.compile had compiled "
+                "that without hooks, and will compile it once more, with them"
             )
         elif may_have_run and self._misses_calls_in(0, self._own_code.has(self._modules.root)):
             self._silent.append(0)

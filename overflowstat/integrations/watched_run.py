@@ -139,6 +139,7 @@ class WatchedRun:
         self._end_step()  # which makes the monitor look whether the next one is traced
 
     def _end_step(self) -> None:
+        """As `end_batch`, where nothing need have been called."""
         if self._step_ends_batch:
             self.monitor._end_step()
 
